@@ -5,11 +5,11 @@
 | the folder  | visit      | the attempt has begun, or never will: the visit that creates the folder decides |
 | spec.json   | visit      | what to run, on which GPUs, for how long without a visit |
 | lease       | visit      | the machine's uptime at the last visit that a controller has committed |
-| cancel      | visit      | end it, with a checkpoint |
+| cancel      | visit      | the order to end the job, with a checkpoint |
 | key.json    | visit      | the attempt and its machine: machines may share their homes |
 | runner.json | runner     | its ProcessIdentity |
 | output.log  | runner     | the job's output |
-| exit.json   | runner     | how it ended; or from `visit`, that it never began, or that its runner died |
+| exit.json   | runner     | how the job ended; or from `visit`, that it never began, or that the runner died |
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class AttemptFolder:
         self.runner = path / "runner.json"
 
     def make(self) -> bool:
-        """Create the folder. False if it exists: another visit has decided this attempt."""
+        """Create the folder. Return False if it exists: another visit has started or revoked this attempt."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
             self.path.mkdir(mode=0o700)
@@ -107,7 +107,7 @@ class AttemptFolder:
         write_record(self.path / "exit.json", asdict(ending))
 
     def retract(self) -> None:
-        """Take back what `end` wrote."""
+        """Remove what `end` wrote."""
         (self.path / "exit.json").unlink(missing_ok=True)
 
     def ending(self) -> Ending | None:
@@ -115,7 +115,7 @@ class AttemptFolder:
 
 
 def prune(over: Path) -> None:
-    """Delete attempts that ended a week ago. Skips what it may not delete, so that the visit continues."""
+    """Delete attempts that ended a week ago. Skips files that it may not delete, so that the visit continues."""
     for path in over.glob("*"):
         with contextlib.suppress(FileNotFoundError):  # another visit was first
             if time.time() - path.stat().st_mtime > _KEPT_S:

@@ -24,7 +24,7 @@ from hpc_grpo.system.readable import printable
 
 @dataclass(frozen=True)
 class Placement:
-    """A job's newest attempt at the time of reading, and GPUs of a VM with room for the job.
+    """A job, its newest attempt when it was read, and GPUs of a VM with room for the job.
 
     `gpu_memory_mib` is the job's memory on each GPU, 0 for exclusive GPUs.
     """
@@ -37,7 +37,7 @@ class Placement:
 
 
 class _LostRaceError(Exception):
-    """Another controller was first: undoes the transaction."""
+    """Raised to roll back a transaction: another controller was first."""
 
 
 def claim(db: Database, place: Placement) -> AttemptKey | None:
@@ -140,7 +140,7 @@ def end_attempt(
         return None
     verdict = judge(row, end, settings)
     assert verdict.state in TRANSITIONS[JobState.RUNNING]
-    why = printable(end.why)  # PostgreSQL takes no NUL
+    why = printable(end.why)  # PostgreSQL accepts no NUL
     values = {
         "status": verdict.state,
         "retry_count": verdict.retry_count,
@@ -164,7 +164,7 @@ def end_attempt(
 
 
 def mark_started(connection: sa.Connection, key: AttemptKey, now: float) -> None:
-    """Note that the VM has the attempt."""
+    """Record that the VM has started the attempt."""
     is_new = sa.and_(_is_current(key), jobs.c.started_at.is_(None))
     if connection.execute(sa.update(jobs).where(is_new).values(started_at=now)).rowcount:
         connection.execute(sa.update(attempts).where(is_of(key, attempts)).values(started_at=now))
@@ -188,7 +188,7 @@ def cancel(db: Database, job_id: str) -> JobState:
 
 
 def queue_again(db: Database, job_id: str) -> JobState:
-    """Queue a job again that has ended, with all its retries. Return its old state.
+    """Queue an ended job again, with its full number of retries. Return its old state.
 
     Changes nothing if the job is queued or running.
     """
@@ -218,6 +218,6 @@ def _claimed_gpus(connection: sa.Connection, key: AttemptKey) -> tuple[tuple[int
 
 
 def is_foreign(gpu: GpuSeen, settings: FleetSettings, shared_mib: int = 0) -> bool:
-    """Return whether a process that is no job of the fleet uses a GPU. Jobs that share it may use `shared_mib`."""
+    """Return whether a process that is no job of the fleet uses a GPU. Jobs that share the GPU may use `shared_mib`."""
     has_strangers = gpu.num_processes > 0 and not shared_mib
     return has_strangers or gpu.used_mib > settings.free_memory_mib + shared_mib

@@ -1,4 +1,4 @@
-"""What the loops share: the database, the machines and the bell, and their behaviour while one of these is away."""
+"""What the loops share: the database, the machines and the bell, and the retry while the database is away."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Controller:
         self._machines: dict[int, tuple[Vm, Machine]] = {}
 
     async def visit(self, vm: Vm, request: Request, decide: Decide) -> Outcome:
-        """Visit a VM in at most `visit_s`. Raises VisitError, after closing the machine and noting why in its row."""
+        """Visit a VM in at most `visit_s`. Raises VisitError, after it wrote the reason into the VM's row."""
         known, machine = self._machines.get(vm.vm_id, (None, None))
         if machine is None or known != vm:  # the first visit, or the row has changed
             machine = self._make_machine(vm)
@@ -90,6 +90,6 @@ async def _run_again(loop: Callable[[], Awaitable[None]]) -> None:
             if asyncio.get_running_loop().time() - began > _AGAIN_S[-1] * 2:
                 tries = 0
             if tries == 0:
-                say(f"{error} Jobs run on; the controller waits for it.")
+                say(f"{error} Jobs continue; the controller waits for the database.")
             await asyncio.sleep(_AGAIN_S[min(tries, len(_AGAIN_S) - 1)])
             tries += 1

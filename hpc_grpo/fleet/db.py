@@ -22,7 +22,7 @@ from hpc_grpo.run.owner import SHARED_VARIABLE
 _BUSY_S = 30
 _CONNECT_S = 5
 _UNDEFINED = ("42P01", "42703")
-"""PostgreSQL's codes of a table and a column that are not there."""
+"""PostgreSQL's error codes for a missing table and a missing column."""
 
 _LACKS = (
     "The fleet's database lacks tables or columns of this version. `hpc-grpo place fleet init` makes missing tables. "
@@ -39,7 +39,7 @@ class Database:
     """Transactions on the fleet's tables. Threads may share it."""
 
     def __init__(self, url: str) -> None:
-        """Open the database. Raises ConfigError for an unknown URL without repeating it: it may contain a password."""
+        """Open the database. Raises ConfigError for an unknown URL, and does not print it: it may hold a password."""
         try:
             parsed = make_url(url)
         except sa.exc.ArgumentError:
@@ -83,7 +83,7 @@ class Database:
     def write(self) -> Iterator[sa.Connection]:
         """Open a transaction: committed at the end of the block, rolled back by an exception. Raises DatabaseAwayError.
 
-        On SQLite it is the only writer from its start, so its reads stay valid.
+        On SQLite the transaction is the only writer from its start, so what it has read stays valid.
         """
         with self.read() as connection, connection.execution_options(writes=True).begin():
             yield connection
@@ -110,7 +110,7 @@ class Database:
 
 
 def _make_private(file: Path) -> None:
-    """Create an SQLite database that only this user may read and write, or remove others' permissions.
+    """Create an SQLite file that only this user may read and write, or take other users' permissions from it.
 
     SQLite gives its other files the same mode. Raises ConfigError for another user's file.
     """
@@ -121,14 +121,14 @@ def _make_private(file: Path) -> None:
             return
         if (owner := file.stat().st_uid) != os.geteuid():
             raise ConfigError(
-                f"{file} belongs to user {owner}, not to you ({os.geteuid()}), who could run code on every VM. If you "
-                f"trust that user: export {SHARED_VARIABLE}=1"
+                f"{file} belongs to user {owner}, not to you ({os.geteuid()}): that user could run code on every VM. "
+                f"If you trust that user: export {SHARED_VARIABLE}=1"
             )
         file.chmod(0o600)
     except OSError as error:
         fix = f"mkdir -p {file.parent}" if isinstance(error, FileNotFoundError) else f"set `database` in {SETTINGS}"
         raise ConfigError(
-            f"The fleet's database {file} cannot be opened: {error.strerror}. To mend it: {fix}"
+            f"The fleet's database {file} cannot be opened: {error.strerror}. To fix this: {fix}"
         ) from error
 
 

@@ -75,7 +75,7 @@ class Dispatcher:
                     await asyncio.to_thread(give_back, controller.db, keys, reason, settings)
 
     def _specs(self, rows: Mapping[AttemptKey, Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return the specs for the VM. A job whose row has nothing to run fails permanently."""
+        """Return the specs for the VM. A job whose row gives no program to run fails permanently."""
         specs = []
         for key, row in rows.items():
             try:
@@ -117,7 +117,7 @@ class FreeGpus:
     def take(self, count: int, preferred: int | None, share_mib: int = 0) -> tuple[int, tuple[int, ...]] | None:
         """Take `count` GPUs of one VM, or `share_mib` MiB on each. Return the VM's id and the GPUs' indices.
 
-        Takes the preferred VM, else the VM with the least left over. None if no VM has enough.
+        Takes the preferred VM if it has enough, else the fullest VM that has enough. Returns None if there is none.
         """
         found = self._find_shares(count, preferred, share_mib) if share_mib else self._find_unused(count, preferred)
         if found is not None:
@@ -139,7 +139,7 @@ class FreeGpus:
         return vm_id, tuple(self._unused[vm_id])[:count]
 
     def _find_shares(self, count: int, preferred: int | None, share_mib: int) -> tuple[int, tuple[int, ...]] | None:
-        """Find the fullest GPUs with room. Checks all VMs: jobs that share GPUs are for few and small machines."""
+        """Find the fullest GPUs with room. Checks all VMs: fleets whose jobs share GPUs are small."""
         found: dict[int, list[tuple[int, int]]] = {}
         for vm_id, mib in self._mib.items():
             fullest = sorted((free, index) for index, free in mib.items() if free >= share_mib)[:count]
@@ -154,7 +154,7 @@ class FreeGpus:
 def place_jobs(db: Database) -> tuple[list[Placement], dict[int, Vm]]:
     """Find free GPUs for every queued job that fits, by priority and age. Changes nothing. Also returns the VMs by id.
 
-    A job returns to the VM of its newest attempt, if that has room: its checkpoints may be there.
+    A job returns to the VM of its newest attempt, if that VM has room: its checkpoints may be there.
     """
     with db.read() as connection:
         room = (gpus.c.memory_mib - gpus.c.claimed_mib, gpus.c.claimed_mib == 0)
@@ -182,9 +182,9 @@ def claim_each(db: Database, placements: Sequence[Placement]) -> dict[int, list[
 
 
 def _report_unknown(db: Database, job_ids: Sequence[str]) -> None:
-    """Report announced jobs without a row: an announcement is only an id."""
+    """Print the announced job ids that have no row in the table `jobs`."""
     with db.read() as connection:
         known = set(connection.scalars(sa.select(jobs.c.job_id).where(jobs.c.job_id.in_(job_ids))))
     for job_id in dict.fromkeys(job_ids):
         if job_id not in known:
-            say(f"Job {job_id!r} was announced, and there is no row of it in the table jobs.")
+            say(f"Job {job_id!r} was announced, but has no row in the table jobs.")

@@ -29,7 +29,7 @@ class Bell:
     """
 
     def __init__(self, url: str = "") -> None:
-        """`url` is that of NATS, "" to ring in this process alone."""
+        """`url` is that of the NATS server, "" to ring only in this process."""
         self._url = url
         self._client: Client | None = None
         self._event = asyncio.Event()
@@ -75,14 +75,14 @@ class Bell:
 
         async def on_error(error: Exception) -> None:
             if not self._is_silent:
-                say(f"NATS does not answer ({type(error).__name__}); the sweep goes on without it.")
+                say(f"NATS does not answer ({type(error).__name__}); the sweep continues without it.")
                 self._is_silent = True
 
         async def on_connection() -> None:
             if self._is_silent:
                 say("NATS answers again.")
                 self._is_silent = False
-            self._event.set()  # for what was announced before
+            self._event.set()  # for jobs that were announced before
 
         again: dict[str, Any] = {"max_reconnect_attempts": -1, "reconnect_time_wait": _AGAIN_S}
         again |= {"error_cb": on_error, "reconnected_cb": on_connection}
@@ -98,7 +98,7 @@ class Bell:
 
 
 async def announce(url: str, job_ids: Sequence[str]) -> bool:
-    """Ring once, from a command that then ends. False if NATS does not answer; the sweep then finds the jobs."""
+    """Ring once, from a command that then ends. Return False if NATS does not answer; the sweep then finds the jobs."""
     import nats.errors
 
     async def ignore(_error: Exception) -> None:

@@ -64,7 +64,7 @@ def submit_job(db: Database, job: Mapping[str, Any], settings: FleetSettings) ->
             connection.execute(sa.insert(jobs).values(**values, submitted_at=now, changed_at=now))
     except sa.exc.IntegrityError as error:
         raise ConfigError(
-            f"job_id = {job_id!r} must be new, and there is such a job. Leave it out, or choose another."
+            f"job_id = {job_id!r} must be new, and a job has this id. Leave it out, or choose another."
         ) from error
     return job_id
 

@@ -15,7 +15,7 @@ class JobLogs:
         self._folder = folder
 
     def path(self, job_id: str, attempt: int | None = None) -> Path:
-        """Return the log of an attempt; by default of the newest one that has a log."""
+        """Return the path of an attempt's log; by default, of the newest attempt with a log."""
         name = file_name(job_id)
         return self._folder / f"{name}.log" if attempt is None else self._folder / name / f"{attempt}.log"
 

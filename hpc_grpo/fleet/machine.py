@@ -29,7 +29,7 @@ Decide = Callable[[Observation], Awaitable[Orders | None]]
 
 
 class VisitError(HpcGrpoError):
-    """A visit failed. `is_before_orders`: no order was sent, so the VM has obeyed none."""
+    """A visit failed. `is_before_orders`: no order was sent, or the VM refused all orders."""
 
     def __init__(self, message: str, is_before_orders: bool) -> None:
         super().__init__(message)
@@ -38,7 +38,7 @@ class VisitError(HpcGrpoError):
 
 @dataclass(frozen=True)
 class Vm:
-    """A row of the table `vms`: how to reach it."""
+    """A row of the table `vms`: how to reach the VM."""
 
     vm_id: int
     name: str
@@ -138,7 +138,7 @@ class SshMachine:
                     vm.ip_address,
                     port=vm.port,
                     known_hosts=pinned(vm.host_key) if vm.host_key else str(self._known_hosts),
-                    config=None,  # Only the row decides, and no ProxyCommand of a config file.
+                    config=None,  # use only the row, and no ProxyCommand of a config file
                     keepalive_interval=_KEEPALIVE_S,
                     keepalive_count_max=3,
                     **options,
@@ -179,7 +179,7 @@ async def converse(
         outcome: Outcome = reader(Outcome)(await stdout.readline()).of(orders)
     except (ValueError, RecursionError, OSError, asyncio.IncompleteReadError, asyncssh.Error) as error:
         said = await _last_line(stderr)
-        why = "answered what is no answer" if isinstance(error, ValueError | RecursionError) else "was cut off"
+        why = "gave an invalid answer" if isinstance(error, ValueError | RecursionError) else "was cut off"
         cause = str(error) or type(error).__name__
         raise VisitError(f"the visit {why}: {cause}" + (f": {said}" if said else ""), not ordered) from error
     if outcome.problem:
@@ -196,7 +196,7 @@ async def _last_line(stderr: Reader) -> str:
 
 
 def pinned(key: str) -> tuple[list[asyncssh.SSHKey], list[asyncssh.SSHKey], list[asyncssh.SSHKey]]:
-    """Return the trusted, CA and revoked keys that trust only `key`, for any address. Raises ConfigError."""
+    """Return known hosts that trust only `key`, for any address: trusted, CA and revoked keys. Raises ConfigError."""
     try:
         return [asyncssh.import_public_key(key)], [], []
     except asyncssh.KeyImportError as error:

@@ -27,7 +27,7 @@ from hpc_grpo.fleet.states import Ending, Int32
 Message = TypeVar("Message")
 PROTOCOL = 1
 ORDERS_S = 10.0
-"""Orders that come later after their observation are refused: the observation may no longer be true."""
+"""Orders are refused if they come later than this after their observation, which may no longer be true."""
 
 _LONGEST_NAME = 120
 
@@ -45,7 +45,7 @@ class AttemptKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """`log_offsets` maps an attempt's folder to the number of log bytes that the controller has. Default: none.
+    """A visit's request. `log_offsets` maps an attempt's folder to the number of log bytes that the controller has.
 
     Without `with_logs` no logs are sent: orders must follow the observation soon, however much jobs have printed.
     """
@@ -68,7 +68,7 @@ class GpuSeen:
 
 @dataclass(frozen=True)
 class AttemptSeen:
-    """`ended` is None while the attempt runs. `log` holds what follows the requested offset, up to a bound."""
+    """An attempt on the VM. `ended` is None while it runs. `log` begins at the requested offset, and has a bound."""
 
     __pydantic_config__: ClassVar[Any] = {"val_json_bytes": "base64"}
 
@@ -81,7 +81,7 @@ class AttemptSeen:
 
 @dataclass(frozen=True)
 class Observation:
-    """`problem` says why the GPUs could not be read, "" if they were.
+    """A VM's state. `problem` says why its GPUs could not be read, "" if they were.
 
     No field has a default: an incomplete answer is refused, because it would remove the VM's GPUs from the database.
     """
@@ -107,7 +107,7 @@ class Orders:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`revoked` will never start on this VM. `failed` has attempts that could not start, with the reason.
+    """What the VM did. `revoked` will never start on this VM. `failed` has attempts that could not start, and why.
 
     `problem` is why the VM refused all orders, "" if it did not.
     """

@@ -20,12 +20,12 @@ _NO_VM = "its VM has no row any more: somebody deleted it"
 
 
 def take_due(db: Database, settings: FleetSettings) -> list[Vm]:
-    """Return the VMs that are due for a visit, and schedule their next one: no other controller gets them.
+    """Return the VMs that are due for a visit, and schedule their next visits, so that no other controller gets them.
 
     Time in which no controller visited a VM does not count towards its loss.
     """
     is_due = vms.c.poll_at <= sa.bindparam("now")
-    with db.read() as connection:  # most looks find nothing, and take no lock
+    with db.read() as connection:  # most calls find nothing, and take no lock
         if connection.scalar(sa.select(vms.c.vm_id).where(is_due).limit(1), {"now": db.now(connection)}) is None:
             return []
     with db.write() as connection:
@@ -41,7 +41,7 @@ def take_due(db: Database, settings: FleetSettings) -> list[Vm]:
 
 
 def _is_watched(now: float, settings: FleetSettings) -> sa.ColumnElement[bool]:
-    """Return whether a controller looks after a VM: its visit is not overdue for long."""
+    """Return the condition that a controller takes care of a VM: its visit is not long overdue."""
     return vms.c.poll_at >= now - settings.stale_s
 
 
@@ -55,8 +55,8 @@ def missed(db: Database, vm_id: int, why: str) -> None:
 def lose(db: Database, settings: FleetSettings) -> list[AttemptKey]:
     """Mark unseen VMs as stale or lost, and end the attempts on lost ones. Return these attempts.
 
-    Their processes have ended by themselves: the lease and the time for a checkpoint are over. If no visit has failed,
-    or none was tried, the controllers were away: the next visit reports what happened to the jobs.
+    Their processes have ended by themselves: the lease and the time for a checkpoint are over. Attempts stay on
+    VMs whose visits did not fail or are long overdue: controllers were away, and the next visit reports the jobs.
     """
     with db.write() as connection:
         now = db.now(connection)
@@ -127,7 +127,7 @@ def _settle(
     settings: FleetSettings,
     now: float,
 ) -> Orders:
-    """End the jobs whose attempts have ended, and sort the others into orders."""
+    """Record the attempts that have ended. Return the orders for the others."""
     running = sa.select(jobs).where(jobs.c.vm_id == vm_id, jobs.c.status == JobState.RUNNING)
     rows = connection.execute(running).mappings()
     current: dict[AttemptKey, Mapping[Any, Any]] = {AttemptKey(row["job_id"], row["attempt"]): row for row in rows}
@@ -137,7 +137,7 @@ def _settle(
     for one in seen.attempts:
         row = current.get(one.key)
         if row is None and one.key.job_id not in ours:
-            continue  # It belongs to another fleet, or to a deleted row. Its lease ends it.
+            continue  # The attempt is of another fleet, or its row was deleted. It ends with its lease.
         if one.ended is not None:
             if row is not None:
                 end_attempt(connection, one.key, one.ended, settings, now)
@@ -155,7 +155,7 @@ def _settle(
 
 
 def end_revoked(db: Database, keys: tuple[AttemptKey, ...], settings: FleetSettings) -> None:
-    """End attempts that the VM does not have, and now refuses.
+    """End attempts that the VM does not have, and will now refuse.
 
     An attempt that had started ends as lost. Jobs of the other attempts are queued again.
     """
@@ -170,7 +170,7 @@ def end_revoked(db: Database, keys: tuple[AttemptKey, ...], settings: FleetSetti
 def _update_gpus(connection: sa.Connection, vm_id: int, seen: Observation, settings: FleetSettings) -> int:
     """Update the VM's GPUs, writing only changed ones. Return the number of free GPUs.
 
-    A GPU is also busy if a live attempt uses it without holding it in the database: its runner is being ended.
+    A GPU is also busy if a live attempt uses it without a claim in the database: that attempt is being ended.
     """
     alive = {index for one in seen.attempts if one.ended is None for index in one.gpus}
     found = connection.execute(sa.select(gpus).where(gpus.c.vm_id == vm_id)).mappings()

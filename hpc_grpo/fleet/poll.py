@@ -1,4 +1,4 @@
-"""The loops that keep the database up to date: one visits VMs and renews leases, one handles lost VMs and due jobs."""
+"""The loops that keep the database up to date: one visits VMs and renews leases, one ends lost attempts and retries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hpc_grpo.system.say import say
 _LOOK_S = 0.5
 _MAX_AT_ONCE = 256
 _MAX_PIECES = 64
-"""Log pieces in a row. A job that prints without end must not delay its VM's visits."""
+"""Limit of visits in a row to fetch a VM's logs: a job may print without end."""
 
 
 class Poller:
@@ -57,7 +57,7 @@ class Poller:
                     if not await self.visit(vm):
                         return
         except DatabaseAwayError:
-            return  # the loop says so; nothing was renewed
+            return  # the loop reports it; nothing was renewed
         finally:
             del self._busy[vm.vm_id]
 
@@ -89,7 +89,7 @@ class Poller:
         return has_more
 
     def _keep_logs(self, seen: Sequence[AttemptSeen], offsets: dict[str, int]) -> tuple[frozenset[AttemptKey], bool]:
-        """Write the pieces of logs. Return the attempts whose log is complete, and whether a VM has more."""
+        """Write the pieces of logs. Return the attempts whose log is complete, and whether any log has more."""
         is_complete: dict[AttemptKey, bool] = {}
         for one in seen:
             try:
@@ -111,7 +111,7 @@ class Requeuer:
             await asyncio.sleep(self._controller.settings.sweep_s)
 
     async def round(self) -> None:
-        """Do this once, and announce the queued jobs."""
+        """Do one pass, and announce the jobs that it queued."""
         for key in await asyncio.to_thread(lose, self._controller.db, self._controller.settings):
             say(f"Job {key.job_id}: its VM is lost, attempt {key.attempt} is over.")
         if queued := await asyncio.to_thread(queue_due, self._controller.db):
@@ -121,7 +121,7 @@ class Requeuer:
 def queue_due(db: Database) -> list[str]:
     """Queue the failed jobs whose retry is due, and return them."""
     is_due = sa.and_(jobs.c.status == JobState.FAILED, jobs.c.retry_at <= sa.bindparam("now"))
-    with db.read() as connection:  # most looks find nothing, and take no lock
+    with db.read() as connection:  # most calls find nothing, and take no lock
         if connection.scalar(sa.select(jobs.c.job_id).where(is_due).limit(1), {"now": db.now(connection)}) is None:
             return []
     with db.write() as connection:

@@ -34,15 +34,15 @@ _OWN_TEARDOWN_S = 30.0
 
 
 def main(path: str) -> None:
-    """Run the attempt in folder `path` and write its end. Exits with a message if there is nothing to run."""
+    """Run the attempt in folder `path` and write its end. Exits with a message if it has no spec or was revoked."""
     adopt_orphans()
     folder = AttemptFolder(Path(path))
     spec = folder.spec()
     if spec is None or folder.ending() is not None:
-        sys.exit("there is nothing to run, or it was revoked")
+        sys.exit("the attempt has no spec, or was revoked")
     with Signals() as signals:
         folder.write_runner()
-        if folder.ending() is not None:  # A visit gave it up at this moment, and will read runner.json once more.
+        if folder.ending() is not None:  # A visit gave the attempt up just now, and will read runner.json once more.
             sys.exit("its start came too late")
         folder.end(run_job(folder, spec, signals))
 
@@ -69,7 +69,7 @@ def run_job(folder: AttemptFolder, spec: dict[str, Any], signals: Signals) -> En
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=die_with_parent(signal.SIGTERM),  # a killed runner takes its job along, with a checkpoint
+                preexec_fn=die_with_parent(signal.SIGTERM),  # if the runner is killed, its job checkpoints and ends
             )
         except OSError as error:
             return Ending("exit", EXIT_UNAVAILABLE, f"{argv[0]} could not be run: {error.strerror}")
@@ -125,7 +125,7 @@ def _wait(job: subprocess.Popen[bytes], folder: AttemptFolder, spec: dict[str, A
 
 
 def _why(folder: AttemptFolder, run: RunDir, code: int) -> str:
-    """Return one line: the end in the run's record, or the last error that it printed."""
+    """Return why the job ended, in one line: from the run's record, or the last error that the job printed."""
     began = folder.runner.stat().st_mtime
     recorded = [record.why for record in read_attempts(run) if record.why and record.started_at > began]
     if recorded:

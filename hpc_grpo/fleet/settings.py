@@ -1,4 +1,4 @@
-"""A fleet's folder and its `fleet.yaml`: the place of the database, and all time limits."""
+"""A fleet's folder and its `fleet.yaml`: the database's URL, and all time limits."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _read(path: Path) -> FleetSettings:
         given = {key: value for key, value in values.items() if value is not None}
     except (yaml.YAMLError, AttributeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} must be a YAML mapping: {error}") from error
-    for key in secret_keys(given):  # first: further errors repeat values
+    for key in secret_keys(given):  # check this first: later errors repeat values
         variable = {"database": DATABASE_VARIABLE, "nats": NATS_VARIABLE}.get(key)
         raise ConfigError(
             f"{path}: {key} must have no password. Put the whole URL into {variable}."

@@ -23,7 +23,7 @@ _TRAIN_GRPO = ("model", "dataset", "reward_function", "max_steps", "preprocessin
 
 
 def make_spec(job: Mapping[str, Any], gpus: tuple[int, ...], settings: FleetSettings) -> dict[str, Any]:
-    """Return an attempt's spec for the runner. Raises ConfigError for a row without anything to run."""
+    """Return an attempt's spec for the runner. Raises ConfigError for a row that no VM could run."""
     key = AttemptKey(job["job_id"], job["attempt"])
     overrides = _overrides_of(job)
     _refuse_several_nodes(job, overrides)

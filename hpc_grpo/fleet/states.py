@@ -5,14 +5,14 @@
 | with exit code 0                        | completed       |             |             |
 | any other way, and it was cancelled     | cancelled       |             |             |
 | before it began                         | queued          |             | at once     |
-| 75, with a newer checkpoint than before | queued          |             | at once     |
-| 75, three in a row without one          | failed          | + 1         | back-off    |
-| 78, or why matches `no_retry`           | failed          |             | never       |
+| 75, without progress 3 times in a row   | failed          | + 1         | back-off    |
+| 75 in other cases                       | queued          |             | at once     |
+| 78, or a reason that matches `no_retry` | failed          |             | never       |
 | 73 (held), any other code, a signal     | failed          | + 1         | back-off    |
 | its VM was lost                         | failed          | + 1         | at once     |
 
-A `failed` job with a `retry_at` is queued again at that time. Without one, or with all retries used, the state is
-final.
+Progress is a newer checkpoint than before. A `failed` job with a `retry_at` is queued again at that time. Without a
+`retry_at`, as after the last retry, it stays failed.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _MAX_STALLED = 3
 
 EndKind = Literal["exit", "not_started", "lost"]
 Int32 = Annotated[int, Interval(ge=-(1 << 31), lt=1 << 31)]
-"""A number that every database takes."""
+"""An integer of a size that every database accepts."""
 
 
 class JobState(StrEnum):
-    """No row has `pending`: jobs.py computes it for a queued job that fits on no VM's free GPUs."""
+    """A job's states. No row has `pending`: jobs.py computes it for a queued job that fits on no VM's free GPUs."""
 
     QUEUED = "queued"
     PENDING = "pending"
@@ -48,7 +48,7 @@ class JobState(StrEnum):
 
 
 class VmState(StrEnum):
-    """`new`: never seen. `stale`: not seen lately, or its last visit failed. `lost`: its attempts have ended."""
+    """A VM's states. `new`: never seen. `stale`: its last visit failed or is old. `lost`: its attempts have ended."""
 
     NEW = "new"
     READY = "ready"
@@ -63,7 +63,7 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.FAILED: frozenset({JobState.QUEUED, JobState.CANCELLED}),
     JobState.CANCELLED: frozenset({JobState.QUEUED}),
 }
-"""Only the user's `requeue` leaves `completed` and `cancelled`. A due retry also leaves `failed`."""
+"""Only the user's `requeue` ends `completed` and `cancelled`. A due retry or a cancel also ends `failed`."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`retry_in_s` is None if no retry follows."""
+    """The next state of a job. `retry_in_s` is None if no retry follows."""
 
     state: JobState
     retry_count: int

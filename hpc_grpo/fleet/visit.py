@@ -1,7 +1,7 @@
 """The program of one visit, on a VM: `python -m hpc_grpo.fleet.visit`, a fixed command line; all data is on stdin.
 
-It observes, reports, waits for orders, carries them out and ends (messages.py). The jobs' runners stay. A job's row
-reaches this machine as JSON, and its processes as words: no shell reads any of it.
+It observes, reports, waits for orders, carries them out and ends (messages.py). The jobs' runners continue. A job's row
+reaches this machine as JSON, and the job's program as argv: no shell reads them.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def observe(work_dir: Path, request: Request) -> Observation:
 
 
 def _read_gpus(command: str) -> tuple[tuple[GpuSeen, ...], str]:
-    """Return the GPUs as nvidia-smi lists them, or why it does not."""
+    """Return the GPUs that nvidia-smi lists, and its error, "" for none."""
     answers = []
     for query in ("--query-gpu=index,uuid,memory.total,memory.used", "--query-compute-apps=gpu_uuid,pid"):
         answer = run_command([command, query, "--format=csv,noheader,nounits"], _NVIDIA_SMI_S)
@@ -87,12 +87,12 @@ def _read_gpus(command: str) -> tuple[tuple[GpuSeen, ...], str]:
             GpuSeen(int(i), uuid, int(mib), int(used), owners.count(uuid)) for i, uuid, mib, used in listed
         ), ""
     except ValueError:
-        return (), f"{command} answered what is no list of GPUs: {str(listed)[:200]}"
+        return (), f"{command} printed no list of GPUs: {str(listed)[:200]}"
 
 
 def _seen(folder: AttemptFolder, request: Request) -> AttemptSeen | None:
     key, spec = folder.key(), folder.spec()
-    # Without a key: another visit is creating it now, or was killed doing so; `revoke` settles that.
+    # No key: another visit is creating the folder, or was killed while doing that; `_revoke` settles it.
     if key is None or not folder.is_of_this_machine():
         return None
     lives = folder.runner_lives()
@@ -109,12 +109,12 @@ def _seen(folder: AttemptFolder, request: Request) -> AttemptSeen | None:
 
 
 def _end_of_dead_runner(folder: AttemptFolder, spec: dict[str, Any] | None) -> Ending | None:
-    """Write the end of an attempt whose runner was killed; None while processes of its job are left.
+    """Write and return the end of an attempt whose runner was killed; None while processes of its job are left.
 
     The kernel has sent SIGTERM to the job's first process. After `end_s`, this visit kills the rest.
     """
     if not folder.runner.exists() and time.time() - folder.path.stat().st_mtime < 2 * _BEGIN_S:
-        return None  # it is being started
+        return None  # the runner is being started
     if pids := marked_processes(folder.path):
         died = folder.path / "runner_died"
         if not died.exists():
@@ -125,10 +125,10 @@ def _end_of_dead_runner(folder: AttemptFolder, spec: dict[str, Any] | None) -> E
                     os.kill(pid, signal.SIGKILL)
         return None
     began = folder.runner.exists()
-    ending = Ending("exit", None, "its runner died: the VM was started anew, or somebody killed it")
+    ending = Ending("exit", None, "its runner died: the VM was restarted, or somebody killed the runner")
     ending = ending if began else Ending("not_started", None, "its runner did not begin")
     folder.end(ending)
-    if not began and folder.runner.exists():  # it has begun this moment
+    if not began and folder.runner.exists():  # the runner began just now
         folder.retract()
         return None
     return ending
@@ -160,7 +160,7 @@ def obey(work_dir: Path, orders: Orders, seen_at: float) -> Outcome:
     for spec in orders.start:
         key = AttemptKey(spec["job_id"], spec["attempt"])
         if (runner := _begin(folder_of(key), key, spec, seen_at)) is None:
-            failed.append((key, "this attempt was decided before"))
+            failed.append((key, "this attempt was started or revoked before"))
         else:
             begun[key] = runner
     deadline = time.monotonic() + _BEGIN_S
@@ -169,7 +169,7 @@ def obey(work_dir: Path, orders: Orders, seen_at: float) -> Outcome:
 
 
 def _revoke(folder: AttemptFolder, key: AttemptKey) -> bool:
-    """Decide that an attempt never starts here, or ends here. False if it has begun and may still run.
+    """Decide that an attempt never starts here. Return False if it began: it may still run, or has an exit to report.
 
     A runner whose folder was deleted ends its job, which may take `end_s`; the attempt has not ended before that. A
     renamed machine recognizes none of its attempts: their leases run out.
@@ -192,7 +192,7 @@ def _revoke(folder: AttemptFolder, key: AttemptKey) -> bool:
 def _begin(
     folder: AttemptFolder, key: AttemptKey, spec: dict[str, Any], seen_at: float
 ) -> subprocess.Popen[bytes] | None:
-    """Start a runner. None if the attempt began before, or was revoked."""
+    """Start a runner. Return None if the attempt began before, or was revoked."""
     if (folder.path.parents[1] / "over" / key.folder).exists() or not folder.make():
         return None
     folder.write_spec(spec)
@@ -204,7 +204,7 @@ def _begin(
 
 
 def _why_not_begun(folder: AttemptFolder, runner: subprocess.Popen[bytes], deadline: float) -> str:
-    """Wait for a runner's record. Return why there is none; "" also for a slow runner that lives."""
+    """Wait for a runner's record. Return why there is none; "" if there is one, or the runner still starts."""
     while not folder.runner.exists() and runner.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     if folder.runner.exists() or runner.poll() is None:
@@ -216,7 +216,7 @@ def _why_not_begun(folder: AttemptFolder, runner: subprocess.Popen[bytes], deadl
 
 
 def _orders_line() -> bytes:
-    """Return the orders, b"" if the controller has left or is late."""
+    """Return the line with the orders; b"" if the controller has left or is late."""
     ready, _, _ = select.select([sys.stdin.buffer], [], [], 2 * ORDERS_S)
     return sys.stdin.buffer.readline() if ready else b""
 

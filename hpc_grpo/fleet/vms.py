@@ -15,7 +15,7 @@ from hpc_grpo.fleet.states import JobState
 def add_vm(db: Database, values: dict[str, Any]) -> int:
     """Add a row and return its id; the poller visits the VM soon.
 
-    Raises ConfigError if the name is taken, or the address of an ssh VM.
+    Raises ConfigError if the name is taken, or another ssh VM has the address.
     """
     name = values.get("name") or values["ip_address"]
     same = sa.select(vms.c.vm_id).where(
@@ -23,7 +23,7 @@ def add_vm(db: Database, values: dict[str, Any]) -> int:
     )
     with db.write() as connection:
         if connection.scalar(sa.select(vms.c.vm_id).where(vm_name == name)) is not None:
-            raise ConfigError(f"NAME = {name!r} must be new, and there is such a VM. Give another with --name.")
+            raise ConfigError(f"NAME = {name!r} must be new, and a VM has this name. Give another with --name.")
         if values["transport"] == "ssh" and connection.scalar(same) is not None:
             raise ConfigError(f"ADDRESS = {values['ip_address']!r} must be new: its GPUs are in the fleet already.")
         added = connection.execute(sa.insert(vms).values({**values, "name": name}))
@@ -52,14 +52,14 @@ def drain_vm(db: Database, name: str, is_drained: bool) -> None:
 
 
 def remove_vm(db: Database, name: str) -> None:
-    """Take a VM out, with its GPUs. Raises ConfigError if jobs run on it."""
+    """Remove a VM and its GPUs from the fleet. Raises ConfigError if jobs run on it."""
     with db.write() as connection:
         vm_id = _id_of(connection, name)
         is_on_it = sa.and_(jobs.c.vm_id == vm_id, jobs.c.status == JobState.RUNNING)
         if running := connection.scalars(sa.select(jobs.c.job_id).where(is_on_it)).all():
             raise ConfigError(
                 f"A VM that is removed must have no jobs, and {name} has {', '.join(running[:5])}. "
-                f"`hpc-grpo place fleet vm drain {name}` keeps further ones off; cancel these, or wait for them."
+                f"`hpc-grpo place fleet vm drain {name}` keeps new jobs off. Cancel these jobs, or wait for them."
             )
         connection.execute(sa.delete(vms).where(vms.c.vm_id == vm_id))
 

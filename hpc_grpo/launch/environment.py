@@ -40,7 +40,7 @@ ALLOWED: dict[str, str] = {
     "CUDA_CACHE_PATH": "kernel cache off the shared file system",
     "CUDA_VISIBLE_DEVICES": "the GPUs of the allocation: Ray hands them out from this list",
     "CUDA_MODULE_LOADING": "start-up time of CUDA",
-    "CUDA_DEVICE_ORDER": "GPUs are numbered as where the variable was set",
+    "CUDA_DEVICE_ORDER": "the order in which CUDA numbers the GPUs",
     "CUDA_DEVICE_MAX_CONNECTIONS": "how kernels and collectives overlap",
     "CUDA_LAUNCH_BLOCKING": "finding the kernel that failed",
     **dict.fromkeys(("CC", "CXX"), "the compiler of the modules"),
@@ -50,7 +50,7 @@ ALLOWED: dict[str, str] = {
         ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"), "sites with their own certificate authority"
     ),
     "LOCALDIR": "node-local disk of the site, used in launch.env and launch.local_dir",
-    "SCRATCHDIR": "used in launch.env, as for HF_HOME, and by reward functions",
+    "SCRATCHDIR": "used in launch.env, for example for HF_HOME, and by reward functions",
     "PROJECTDIR": "used in launch.env, and by reward functions",
     "DEBUG_RAY": "1: Ray's older debugger, on every node",
     "PYTHONUNBUFFERED": "logs appear when they are written",
@@ -58,20 +58,20 @@ ALLOWED: dict[str, str] = {
     "PYTHONDONTWRITEBYTECODE": "no writes into a shared installation",
     "LC_*": "text encoding",
     "HF_*": "Hugging Face caches, offline mode and token",
-    "TRANSFORMERS_*": "older names of the same",
+    "TRANSFORMERS_*": "older names of HF_*",
     "TOKENIZERS_*": "tokenizer threads",
     "WANDB_*": "tracking, key included; passed on, never written",
     "NCCL_*": "GPU collectives",
     "OFI_NCCL_*": "the plugin between NCCL and libfabric",
     "FI_*": "libfabric, the network below NCCL on Slingshot",
-    "CXI_*": "libcxi, below libfabric on Slingshot: CXI_FORK_SAFE, as Ray forks",
-    "SLINGSHOT_*": "the job's part of a Slingshot network (sbatch --network), without which libfabric is refused",
+    "CXI_*": "libcxi, below libfabric on Slingshot: CXI_FORK_SAFE, because Ray forks",
+    "SLINGSHOT_*": "the job's part of a Slingshot network (sbatch --network); libfabric fails without it",
     "UCX_*": "UCX, the network below NCCL's UCX plugin on InfiniBand",
-    "IBV_*": "verbs, the network below NCCL on InfiniBand: IBV_FORK_SAFE, as Ray forks",
-    "RDMAV_*": "an older name of the same",
+    "IBV_*": "verbs, the network below NCCL on InfiniBand: IBV_FORK_SAFE, because Ray forks",
+    "RDMAV_*": "older names of IBV_*",
     "MLX5_*": "driver of InfiniBand adapters",
     "PSM2_*": "Omni-Path, the network below libfabric",
-    "PSM3_*": "the same on Ethernet",
+    "PSM3_*": "PSM3, the network below libfabric on Ethernet",
     "SHARP_*": "NCCL's reductions inside InfiniBand switches",
     "GLOO_*": "CPU collectives",
     "TP_*": "tensorpipe's interface",
@@ -83,7 +83,7 @@ ALLOWED: dict[str, str] = {
     "PYTORCH_*": "allocator settings",
     "TRITON_*": "kernel caches off the shared file system",
     "DS_*": "DeepSpeed's accelerator",
-    "RAY_*": "Ray's own settings, but see DENIED",
+    "RAY_*": "Ray's own settings, except for a few",
     "HPC_GRPO_*": "the contract between launching and training",
     "XDG_*": "cache folders",
 }
@@ -101,36 +101,36 @@ DENIED: dict[str, str] = {
     "RAY_AUTH_TOKEN": "the run has its own token, in a file",
     **dict.fromkeys(
         ("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_LD_PRELOAD_ON_WORKERS", "RAY_RUNTIME_ENV_CREATE_WORKING_DIR"),
-        "of the Ray job that started us, if any",
+        "of another Ray job, which started hpc-grpo",
     ),
-    "RAY_JOB_CONFIG_JSON_ENV_VAR": "of the Ray job that started us, if any: its files are in that Ray",
-    "HPC_GRPO_TOKEN": "nodes prove themselves to the head by it; training has no use for it",
+    "RAY_JOB_CONFIG_JSON_ENV_VAR": "of another Ray job, which started hpc-grpo and has its own files",
+    "HPC_GRPO_TOKEN": "proves a node to the head; training does not need it",
     "LD_PRELOAD": "wrappers of the login shell break Ray's processes",
     "PYTHONPATH": "a module's Python 3.x packages shadow the environment's",
     "PYTHONHOME": "same as PYTHONPATH",
     **dict.fromkeys(
         ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE"),
-        "left over from another launcher; DeepSpeed would believe it",
+        "left over from another launcher; DeepSpeed would use it",
     ),
     **dict.fromkeys(
         ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"),
-        "Slurm sets it beside CUDA_VISIBLE_DEVICES; Ray refuses to have both",
+        "Slurm sets it beside CUDA_VISIBLE_DEVICES; Ray refuses both together",
     ),
     **SCHEDULER,
     **dict.fromkeys(("PMI*", "PMIX_*", "OMPI_*"), "MPI start-up of the srun step"),
     "RAY_EXPERIMENTAL_NOSET_*": "`ray job submit` sets it: Ray would give every actor all of the node's GPUs",
 }
-"""These win over everything but an explicit `launch.env`."""
+"""Variable -> why it is dropped. Only `launch.env` can set such a variable."""
 
 RAY_SETTINGS: dict[str, tuple[str, str]] = {
-    "RAY_AUTH_MODE": ("token", "an HPC network is shared: without it anybody on it runs code as you"),
-    "RAY_USAGE_STATS_ENABLED": ("0", "no calls home"),
+    "RAY_AUTH_MODE": ("token", "without a token, anybody on the shared network could run code as you"),
+    "RAY_USAGE_STATS_ENABLED": ("0", "Ray sends no usage statistics"),
     "RAY_enable_metrics_collection": ("0", "the exporter listens on 0.0.0.0 and asks for no token"),
-    "DASHBOARD_METRIC_PORT": ("-1", "same for the dashboard's; Ray has no switch but survives an invalid port"),
-    "RAY_prestart_worker_first_driver": ("0", "else one idle Python per CPU: 288 of them on a GH200 node"),
-    "RAY_grpc_client_keepalive_time_ms": ("20000", "Ray asks after 300 s whether a silent connection still stands"),
-    "RAY_grpc_client_keepalive_timeout_ms": ("40000", "and waits another 120 s for the answer"),
-    "RAY_DISABLE_IMPORT_WARNING": ("1", "not for the user"),
+    "DASHBOARD_METRIC_PORT": ("-1", "no exporter of the dashboard; Ray has no switch, but survives an invalid port"),
+    "RAY_prestart_worker_first_driver": ("0", "else Ray starts an idle Python per CPU: 288 on a GH200 node"),
+    "RAY_grpc_client_keepalive_time_ms": ("20000", "time until Ray probes a silent connection, by default 300 s"),
+    "RAY_grpc_client_keepalive_timeout_ms": ("40000", "time that Ray waits for the probe's answer, by default 120 s"),
+    "RAY_DISABLE_IMPORT_WARNING": ("1", "the warning is not for the user"),
     "RAY_IGNORE_UNHANDLED_ERRORS": ("1", "the driver reports the first error; Ray would print the others after it"),
 }
 """Variable -> (value, reason)."""
@@ -209,17 +209,17 @@ NODE_VALUES: dict[str, str] = {
     "HPC_GRPO_SHM_DIR": "the run's own folder in shared memory",
     "HPC_GRPO_ENGINE_PYTHON": "how Ray starts an engine: as a fork of the node's template",
     "HPC_GRPO_LEARNER_PYTHON": "how Ray starts a learner: in the same way",
-    COMPILED_DIR_VARIABLE: "the node's own folder of what engines compile (docs/launching.md)",
-    COMPILED_ARCHIVE_VARIABLE: "where that is kept for later jobs",
+    COMPILED_DIR_VARIABLE: "the node's own folder of compiled kernels (docs/launching.md)",
+    COMPILED_ARCHIVE_VARIABLE: "the archive of these compiled files, for later jobs",
     WEIGHTS_DIR_VARIABLE: "the node's own copy of model.path (launch.stage.model)",
-    "TMPDIR": "the node's temp-dir, which goes with the attempt",
+    "TMPDIR": "the node's temp-dir, which is removed after the attempt",
 }
 """Variable -> a description of the value that ray_environment sets on every node, overriding the environment."""
 
 DEFAULTS: dict[str, tuple[str, str]] = {
     "OMP_NUM_THREADS": ("1", "many processes share a node"),
     **dict.fromkeys(CACHES, (ON_NODE, "compile caches are node-local (docs/launching.md)")),
-    "NCCL_SOCKET_IFNAME": (ON_NODE, "the interface between nodes, as for Gloo: else NCCL may start on another"),
+    "NCCL_SOCKET_IFNAME": (ON_NODE, "the interface between nodes; NCCL may choose another one"),
 }
 """Variable -> (value, reason). ray_environment sets it unless the environment or launch.env has it."""
 
@@ -241,7 +241,7 @@ class Variable:
 def environment_report(
     environ: Mapping[str, str], launch: LaunchConfig, engine_settings: Mapping[str, str] | None = None
 ) -> list[Variable]:
-    """Report on each variable of `environ`, launch.env and our own. Engines set `engine_settings` themselves."""
+    """Report on the variables of `environ`, launch.env and hpc-grpo. Engines set `engine_settings` themselves."""
     kept = filtered(environ, launch.pass_env, launch.env, ["(names and network of the run's nodes)"])
     left_out = set() if launch.stage.model else {WEIGHTS_DIR_VARIABLE}
     kept |= {name: value for name, (value, _) in RAY_SETTINGS.items()}
@@ -253,7 +253,7 @@ def environment_report(
     for name in sorted({*environ, *kept}):
         outcome, reason = why(name, launch)
         if outcome == "dropped" and name in kept:
-            outcome, reason = "set", "spares the nodes of the run, since a proxy gets through"
+            outcome, reason = "set", "lets connections between nodes bypass the proxy"
         elif name in DEFAULTS and name not in environ and outcome == "passed":
             outcome, reason = "set", DEFAULTS[name][1]
         if outcome != "dropped" and name in (engine_settings or {}):
@@ -283,7 +283,7 @@ def why(name: str, launch: LaunchConfig) -> tuple[Outcome, str]:
     if is_named(name, launch.pass_env):
         return "passed", "launch.pass_env"
     if name.lower() in (*PROXIES, "no_proxy"):
-        return "dropped", "a proxy must not stand between the nodes; launch.pass_env lets it through"
+        return "dropped", "nodes must not talk through a proxy; launch.pass_env lets it through"
     return "dropped", "not on the allow-list; launch.pass_env lets it through"
 
 
@@ -304,7 +304,7 @@ def redacted(name: str, value: str, secrets: Iterable[str]) -> str:
 
 
 def report_text(variables: Sequence[Variable]) -> str:
-    """Write the report for a terminal: dropped variables by reason, without values."""
+    """Return the report for a terminal. Dropped variables are grouped by reason, without values."""
     passed, fixed, dropped = ([v for v in variables if v.outcome == kind] for kind in ("passed", "set", "dropped"))
     lines = [f"Reach Ray, the driver and the actors, from this environment ({len(passed)}):", *map(_line, passed)]
     lines += ["", f"Set for them, whatever this environment says ({len(fixed)}):", *map(_line, fixed)]
@@ -316,7 +316,7 @@ def report_text(variables: Sequence[Variable]) -> str:
     for reason, names in sorted(by_reason.items()):
         wrapped = textwrap.wrap(", ".join(names), 110, initial_indent="    ", subsequent_indent="    ")
         lines += [f"  # {reason}", *wrapped]
-    end = "A job that was submitted starts from the environment of `submit`, its modules and setup lines added."
+    end = "A submitted job has the environment of `submit`, plus its modules and setup lines."
     return "\n".join([*lines, "", end]) + "\n"
 
 

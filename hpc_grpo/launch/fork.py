@@ -1,7 +1,7 @@
 """Fork a run: a new run that continues from a checkpoint of another run, with other values of some keys.
 
 The new run has the checkpoint, the metrics and the ledger up to its step, and its own config and copy of the package.
-Nothing in the other run is changed or needed again.
+The other run is not changed, and not needed again.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def fork(run: RunDir, step: int, argv: Sequence[str], overrides: Sequence[str]) 
         try:
             shutil.copytree(run.checkpoint(step), new.checkpoint(step), copy_function=_link)
         finally:
-            _refuse_without_checkpoint(run, step)  # a run that trains may have removed it meanwhile
+            _refuse_without_checkpoint(run, step)  # a run that still trains may have removed it
         for source, target in ((run.metrics, new.metrics), (run.ledger, new.ledger)):
             lines = [line for line in read_jsonl(source) if isinstance(line.get("step"), int) and line["step"] <= step]
             # Attempts of the new run count from 1.

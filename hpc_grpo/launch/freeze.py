@@ -1,8 +1,8 @@
 """Freeze a run: write its resolved config and its origin into the run directory, once.
 
-A run resumes only with the config it was started with, except for the keys of CHANGEABLE. Its snapshot is a copy of the
-package and of the user's functions, which its jobs use (run/source.py). The first submit or start makes the snapshot.
-It is checked whenever the user submits or starts the run again.
+A run resumes only with the config it was started with, except for the keys of CHANGEABLE. The run's jobs use a
+snapshot: a copy of the package and of the user's functions (run/source.py). The first submit or start makes the
+snapshot; later ones check it.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ from hpc_grpo.system.secret import secret_keys, without_secrets
 CHANGEABLE: dict[str, str] = {
     **dict.fromkeys(("train.total_steps", "train.total_episodes", "train.total_epochs"), "extends or shortens the run"),
     "train.on_step.": "ends the run sooner, and changes no step",
-    "train.max_tokens_per_microbatch": "how the same sums are cut, not what is summed",
-    "train.sequence_parallel": "how many learners share a row, not what is summed",
-    "train.share_prompts": "computes once what is the same",
-    "train.gradient_checkpointing": "computes again what it does not keep",
+    "train.max_tokens_per_microbatch": "splits the same sums differently",
+    "train.sequence_parallel": "shares a row among more or fewer learners",
+    "train.share_prompts": "computes a shared prompt once",
+    "train.gradient_checkpointing": "recomputes activations",
     "train.attention": "another kernel of the same attention",
-    "train.num_threads": "how fast, not what",
+    "train.num_threads": "changes only the speed",
     "rollout.logged_fraction": "what is written down, not what is trained on",
     "data.cache_dir": "where tokenized data lie, not what they are",
     "rewards.*.timeout_s": "how long to wait for the same reward",
     "rewards.*.pass_env": "which secrets the same reward reads",
-    "grading.": "how failures of rewards are borne, and how many processes grade",
+    "grading.": "how failed rewards are handled, and how many processes grade",
     "checkpoint.": "when state is saved, not what it is",
     "metrics.": "where numbers are sent",
-    "launch.": "another partition, time or number of nodes carries on the same run",
+    "launch.": "another partition, time or number of nodes resumes the same run",
     "placement.": "a checkpoint is rewritten for another number of learners",
     "eval.": "looks at the policy without changing it",
-    "lora.publish": "how the same policy travels",
-    "deadlines.": "when to give up, not what to do",
+    "lora.publish": "how the same policy reaches the engines",
+    "deadlines.": "how long to wait for a process",
     "engine.": "how engines sample from the same policy; suits another kind of node",
 }
 """Keys that may change on resume, and why. A trailing dot means a section and all its keys, `*` a position in a list.
@@ -88,8 +88,8 @@ def freeze(config: Config, argv: Sequence[str], overrides: Sequence[str], *, acc
         return run
     if not _never_trained(run):
         raise ConfigError(
-            f"{run.path} holds a run that has trained, and its {run.config.name} is gone: which config it trained with "
-            f"is not known. Bring the file back, or choose another run.name."
+            f"{run.path} holds a run that has trained, and its {run.config.name} is gone, so its config is "
+            f"unknown. Restore the file, or choose another run.name."
         )
     write_config(run, config)
     new_source(run, config, Path.cwd(), argv, overrides)
@@ -119,7 +119,7 @@ def refuse_sweep(config: Config) -> None:
 
 
 def refuse_other_config(run: RunDir, config: Config) -> dict[str, tuple[Any, Any]]:
-    """Return the differences to the config of the run. Raises ConfigError for those that a resume may not have."""
+    """Return how `config` differs from the run's. Raises ConfigError if a resume may not change one of these keys."""
     changed = differences(read_config(run), config)
     if forbidden := _forbidden(run, changed):
         raise ConfigError(
@@ -140,8 +140,8 @@ def reconfigured(run: RunDir, overrides: Sequence[str]) -> Config:
         )
     if forbidden := _forbidden(run, differences(there, config)):
         raise ConfigError(
-            f"A run that has trained keeps these:\n{forbidden}\n"
-            f"Start a new one with them: hpc-grpo submit CONFIG run.name=NAME KEY=VALUE, or from a checkpoint: "
+            f"A run that has trained cannot change these keys:\n{forbidden}\n"
+            f"Start a new run with them: hpc-grpo submit CONFIG run.name=NAME KEY=VALUE, or from a checkpoint: "
             f"hpc-grpo fork {run.path} --step N KEY=VALUE. {_MAY_CHANGE}"
         )
     return config
@@ -157,8 +157,8 @@ def working_dir(run: RunDir) -> Path:
     folder = read_record(run.source, lambda values: Path(values["working_dir"]))
     if folder is None:
         raise ConfigError(
-            f"{run.source} and its copy beside it are gone or damaged: they say in which folder the run was started, "
-            f"and relative paths of its config are relative to it. From that folder: hpc-grpo submit CONFIG."
+            f"{run.source} and its copy beside it are gone or damaged. They name the folder in which the run was "
+            f"started, where relative paths of its config begin. In that folder: hpc-grpo submit CONFIG."
         )
     return folder
 
@@ -180,8 +180,8 @@ def _take_up(run: RunDir, config: Config, now: Mapping[str, Any], accepts_change
     if not folder.is_dir():
         if not accepts_changes:
             raise ConfigError(
-                f"The run in {run.path} was started in {folder}, which is gone, and relative paths of its config are "
-                f"relative to that folder. From where they are now: hpc-grpo submit {run.path} --accept-changes"
+                f"The run in {run.path} was started in {folder}, which is gone. Relative paths of its config begin in "
+                f"that folder. From the folder that has them now: hpc-grpo submit {run.path} --accept-changes"
             )
         folder = Path.cwd()
         source["working_dir"] = str(folder)
@@ -250,7 +250,7 @@ def check_snapshot(run: RunDir, config: Config, source: Mapping[str, Any], folde
     Another installed package is no error: the run continues with its copy. A message says this.
     """
     digest = source.get("copy")
-    # The run is older than copies; or this is a job, which checked its copy at its start.
+    # The run is older than snapshots, or this is a job, which checked its copy at its start.
     if digest is None or runs_from_copy():
         return
     again = "the same command with --accept-changes"
@@ -258,17 +258,17 @@ def check_snapshot(run: RunDir, config: Config, source: Mapping[str, Any], folde
         raise ConfigError(
             f"The run's own copy of hpc-grpo in {run.source_dir} is damaged: {'; '.join(wrong[:_SHOWN])}"
             f"{f'; and {len(wrong) - _SHOWN} more' if len(wrong) > _SHOWN else ''}.\n"
-            f"To copy the installed one ({PACKAGE}) and have that recorded: {again}"
+            f"To copy the installed package ({PACKAGE}) and record that: {again}"
         )
     if changed := changed_functions(run, config, folder):
         raise ConfigError(
-            f"Changed since the run started, which runs with its copies in {run.source_dir}: {', '.join(changed)}.\n"
-            f"Bring the files back; or, to train on with what they are now and have that recorded: {again}"
+            f"Changed since the run started (its copies are in {run.source_dir}): {', '.join(changed)}.\n"
+            f"Restore the files; or, to continue with the changed files and record that: {again}"
         )
     prefix = f"{PACKAGE.name}/"
     copied = {name: digest for name, digest in written_sums(run).items() if name.startswith(prefix)}
     if copied != {f"{prefix}{name}": digest for name, digest in sums_of(PACKAGE).items()}:
-        told = f"The run goes on with its own copy of hpc-grpo; the installed one differs. To take that: {again}"
+        told = f"The run continues with its own copy of hpc-grpo; the installed one differs. To use that one: {again}"
         say(told, sys.stderr)
 
 

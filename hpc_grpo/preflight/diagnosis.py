@@ -34,21 +34,21 @@ _RESULT, _ENDED = "result.json", "ended"
 def diagnose(context: Context, asked_nodes: int | None, wait_min: float, tell: Callable[[str], None]) -> list[Group]:
     """Return the findings about the login node and about `asked_nodes` nodes; None: the nodes of this place.
 
-    On a login node, submits a job for `asked_nodes`, waits up to `wait_min` minutes, and else cancels the job. Raises
-    ConfigError in a job that has fewer nodes.
+    On a login node, submits a job for `asked_nodes`, and cancels the job if it has no result after `wait_min` minutes.
+    Raises ConfigError in a job that has fewer nodes.
     """
     place = find_place(context.environ)
     try:
         allocation = place.allocation()
     except LaunchError as error:
-        return [_about_nodes("allocation", failure(str(error), "leave this shell for a login node's"))]
+        return [_about_nodes("allocation", failure(str(error), "leave this shell, and use a shell on a login node"))]
     num_nodes = max(asked_nodes or 1, context.launch.num_nodes)
     partitions = partition.ask_partitions() if place.queue is None else None
     login_group = login.login_group(context, num_nodes, partitions)
     if partitions is None and asked_nodes is not None and asked_nodes > len(allocation.nodes):
         raise ConfigError(
-            f"--nodes {asked_nodes}: job {allocation.job_id} has {len(allocation.nodes)} nodes. Give at most so many, "
-            f"or leave the job and ask from a login node."
+            f"--nodes {asked_nodes}: job {allocation.job_id} has {len(allocation.nodes)} nodes. Give at most that, "
+            f"or run the doctor on a login node."
         )
     if partitions is None or (asked_nodes is None and partitions.is_absent):
         return [login_group, *examine_here(place, allocation.nodes[:asked_nodes], context)]
@@ -56,14 +56,14 @@ def diagnose(context: Context, asked_nodes: int | None, wait_min: float, tell: C
         why = "a login node: --nodes N examines N compute nodes in a short job"
         return [login_group, _about_nodes("nodes", skipped(why))]
     if stopped := [f.check for f in login_group.findings if f.status == "failure" and f.check in login.NEEDED_BY_A_JOB]:
-        why = f"no job was submitted; first mend: {', '.join(stopped)}"
+        why = f"no job was submitted; fix first: {', '.join(stopped)}"
         return [login_group, _about_nodes("nodes", skipped(why))]
     os.environ.update(context.environ)  # a job starts with what a .sh config exports
     return [login_group, *examine_in_job(context, asked_nodes, wait_min, tell)]
 
 
 def diagnose_in_job(context: Context) -> list[Group]:
-    """Examine the nodes alone: the work of the job of --nodes. Raises LaunchError outside an allocation."""
+    """Examine only the nodes: the work of the job that --nodes submits. Raises LaunchError outside an allocation."""
     place = find_place(context.environ)
     return examine_here(place, place.allocation().nodes, context)
 
@@ -72,7 +72,7 @@ def examine_here(place: Place, nodes: Sequence[str], context: Context) -> list[G
     try:
         return examine(place, nodes, context, own_folder(context.root))
     except OSError as error:
-        fix = "look at the allocation by hand: srun --overlap hostname"
+        fix = "test the allocation by hand: srun --overlap hostname"
         return [_about_nodes("answers", failure(f"no process could be started on the nodes: {error}", fix))]
 
 
@@ -83,9 +83,9 @@ def examine_in_job(context: Context, num_nodes: int, wait_min: float, tell: Call
         job_id = _submit(context, run, num_nodes)
     except (HpcGrpoError, OSError) as error:
         remove_own_folder(run.path)
-        return [_about_nodes("job", failure(str(error), "correct what it names: launch.*, run.root"))]
+        return [_about_nodes("job", failure(str(error), "correct what the error names: launch.*, run.root"))]
     nodes = counted(num_nodes, "node")
-    tell(f"Job {job_id} examines {nodes}; waiting up to {wait_min:g} min for it, then it is called off.")
+    tell(f"Job {job_id} examines {nodes}; waiting up to {wait_min:g} min for it, then it is cancelled.")
     try:
         return _findings(run, job_id, wait_min)
     except KeyboardInterrupt:  # nobody waits for the job any more
@@ -116,7 +116,7 @@ def _findings(run: RunDir, job_id: str, wait_min: float) -> list[Group]:
         was_over = ended.exists()  # before looking for the result, which may be the job's last act
         if result.exists():
             groups = from_json(result.read_text())
-            if not has_failure(groups):  # else its log may tell more
+            if not has_failure(groups):  # after a failure, its log may tell more
                 remove_own_folder(run.path)
             return groups
         if was_over:
@@ -131,7 +131,7 @@ def _findings(run: RunDir, job_id: str, wait_min: float) -> list[Group]:
         f"job {job_id} left no findings in {run.path} within {wait_min:g} min: it waited in the queue, or its nodes do "
         f"not share that folder. {_call_off(job_id)}"
     )
-    return [_about_nodes("job", failure(says, f"--wait-min waits longer; its output, if it ran, is in {log}"))]
+    return [_about_nodes("job", failure(says, f"raise --wait-min; if the job ran, its output is in {log}"))]
 
 
 def _call_off(job_id: str) -> str:

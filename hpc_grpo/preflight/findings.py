@@ -46,7 +46,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Group:
-    """The findings about one place: the login node, the nodes, or what is between them."""
+    """The findings about one place: the login node, the nodes, or their connections."""
 
     name: str
     findings: tuple[Finding, ...]
@@ -107,14 +107,14 @@ def guarded(check: str, run: Callable[[], Finding], deadline_s: float = 12.0) ->
         try:
             found.append(run())
         except (HpcGrpoError, OSError, ValueError, LookupError, subprocess.SubprocessError) as error:
-            fix = "mend what it names; if that is not on your side, report it with this line"
+            fix = "correct what the error names; if the cause is in hpc-grpo, report this line"
             found.append(failure(f"the check itself failed: {type(error).__name__}: {error}", fix))
 
     worker = threading.Thread(target=note, daemon=True)  # nothing interrupts a call on a file system that hangs
     worker.start()
     worker.join(deadline_s)
     if not found:
-        fix = "look by hand whether a file system it looks at hangs (df), then whether the scheduler answers"
+        fix = "test by hand whether a file system hangs (df), then whether the scheduler answers"
         found.append(failure(f"the check did not end within {deadline_s:.0f} s", fix))
     return found[0].of(check)
 
@@ -152,7 +152,7 @@ def _first(texts: Sequence[str], between: str, last: str) -> str:
 
 
 def report_text(groups: Sequence[Group], took_s: float) -> str:
-    """Return a table: one line a check below the name of its group, its fix below that, and the counts at the end."""
+    """Return a table: one line per check below the name of its group, its fix below the check, counts at the end."""
     width = max((len(finding.check) for group in groups for finding in group.findings), default=0) + 2
     lines: list[str] = []
     for group in groups:

@@ -1,4 +1,4 @@
-"""Folders: the file system of one, its free space, whether it is writable; and the folder of an examination."""
+"""Facts about a folder: its file system, free space, and whether it is writable. Also the doctor's own folder."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def own_folder(root: Path) -> Path:
 
 def remove_own_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    with contextlib.suppress(OSError):  # another examination's folder is in it
+    with contextlib.suppress(OSError):  # the folder of another examination is in it
         folder.parent.rmdir()
 
 
 def run_folder_finding(root: Path) -> Finding:
-    """Check that run directories can be made below `run.root`, on a file system that is no node's own."""
+    """Check that run directories can be created below `run.root`, on a file system that nodes share."""
     folder = existing(root)
     if error := write_error(folder):
         return failure(f"{folder} cannot be written: {error}", "set run.root to a folder you can write")

@@ -1,7 +1,7 @@
-"""The inputs of a run and its disk, checked before the run starts.
+"""Check a run's inputs, and the disk for its files, before the run starts.
 
-A job with a wrong input would wait in the queue for hours before it fails, and `train` would bring Ray up first. Both
-commands refuse such a run (`refusals`), and the doctor prints a finding for each error (`input_findings`).
+A job with a wrong input would wait in the queue for hours before it fails, and `train` would bring Ray up first.
+`submit` and `train` refuse such a run (`refusals`), and the doctor prints findings (`input_findings`).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ from hpc_grpo.weights.contract import (
 MODEL, DATA, INPUTS, DISK, ENVIRONMENTS = "model", "data", "inputs", "disk", "environments"
 """Checks of the doctor."""
 _MAX_CHECKED_ROWS = 200_000
-"""Reading them takes a second or two. Other users share the login node."""
+"""Checking this many rows takes a second or two, on a login node that other users share."""
 _TEXT_ROWS = (".jsonl", ".json")
 _FEW_PROMPTS = 8
 _HUB_S = 5.0
@@ -94,16 +94,16 @@ def refusals(
     accepts_changes: bool = False,
     asks_slurm: bool = True,
 ) -> Iterator[ConfigError]:
-    """Yield each error once that would stop a run at its start. Finds errors in seconds, without the user's code.
+    """Yield the errors that would stop a run at its start, each once. Takes seconds, and runs no code of the user's.
 
-    The configs are of one run or of the runs of a sweep, which have one `launch` and one disk. `only` selects the
-    errors of one check of the doctor. `asks_slurm`: also check the GPUs and the partition of a job to submit.
+    `configs` are one run's config, or the configs of a sweep, which share `launch` and disk. `only` names one check of
+    the doctor; "": all checks. `asks_slurm`: also check the GPUs and the partition of a job to submit.
     """
-    unlike = {config.model_dump_json(exclude={"run"}): config for config in configs}  # seeds alone change no answer
+    unlike = {config.model_dump_json(exclude={"run"}): config for config in configs}  # `run` changes no answer
     checks: list[tuple[str, Callable[[], object]]] = []
     for config in configs:
         if (run := RunDir(config.run_path)).has_config():
-            # First: the paths of another run's config are relative to another folder.
+            # Check this first: relative paths in another run's config start at another folder.
             checks.append(("run folder", partial(refuse_other_config, run, config)))
             checks.append(("run folder", partial(working_dir, run)))
     for config in unlike.values():
@@ -166,7 +166,7 @@ def model_finding(config: Config, context: Context) -> Finding:
     if not (any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))):
         return failure(f"{folder} has a config.json but no weights", _PREFETCH)
     for error in refusals([config], context.environ, only=MODEL):
-        return failure(str(error), "correct what it names")
+        return failure(str(error), "correct what the error names")
     return ok(f"{config.model.path} is in {folder}" if str(folder) != config.model.path else f"{folder}")
 
 
@@ -186,17 +186,17 @@ def other_inputs_finding(config: Config, context: Context) -> Finding:
     """Check the other reasons for which `submit` would refuse: programs, rows of the data, GPUs of a node."""
     errors = [says for key, says in missing_inputs(config, Path.cwd()) if not key.startswith(("model.", "data."))]
     errors += map(str, refusals([config], context.environ, only=INPUTS))
-    return failure("\n".join(errors), "correct what it names") if errors else ok("nothing is missing")
+    return failure("\n".join(errors), "correct what the error names") if errors else ok("nothing is missing")
 
 
 def environments_finding(config: Config, context: Context) -> Finding:
-    """Begin an episode of each environment with the first row of its source, and end it."""
+    """Begin and end an episode of each environment, with the first row of its source."""
     if not config.environments:
         return skipped("the run has none")
     if not _has_this_python(config.launch):
         return skipped("the job has another Python")
     if data_finding(config, context).status != "ok":
-        return skipped("first mend: data")
+        return skipped("fix first: data")
     errors: dict[str, None] = {}
     for key, (source, environment) in config.environments.items():
         try:
@@ -206,7 +206,7 @@ def environments_finding(config: Config, context: Context) -> Finding:
         except ConfigError as error:
             errors[str(error)] = None
     began = ", ".join(dict.fromkeys(environment.name for _, environment in config.environments.values()))
-    fix = "mend the environment, environment.args or the row"
+    fix = "correct the environment, environment.args or the row"
     return failure("\n".join(errors), fix) if errors else ok(f"{began}: an episode began")
 
 
@@ -217,12 +217,12 @@ def disk_finding(config: Config, context: Context) -> Finding:
     except ConfigError as error:
         return failure(str(error), _MAKE_ROOM)
     if disk is None:
-        return skipped("the model is not on this machine, or is none that can be planned")
+        return skipped("the model is not on this machine, or hpc-grpo plan does not support it")
     return judged_disk(disk)
 
 
 def judged_disk(disk: DiskBudget) -> Finding:
-    """Judge a run's budget: a failure if the sure part does not fit, a warning if only the upper estimate does not."""
+    """Return a failure if the certain part of a run's files does not fit, a warning if the upper estimate does not."""
     room = f"{disk.room.num_bytes / GIB:,.0f} GiB {disk.room.limit} in {disk.folder}"
     says = f"up to {disk.num_bytes / GIB:,.0f} GiB of {room}"
     if disk.is_too_large:
@@ -238,12 +238,12 @@ def judged_disk(disk: DiskBudget) -> Finding:
 def refuse_full_disk(configs: Sequence[Config], environ: Mapping[str, str]) -> None:
     """Raise ConfigError if the checkpoints and exports of all runs would not fit on the disk.
 
-    Raises ConfigError too if the disk does not report its room. Does not check runs whose model is not here.
+    Also raises ConfigError if the disk does not report its free space. Skips runs whose model is not on this machine.
     """
     disk = _disk(configs, environ)
     if disk is not None and disk.is_too_large:
         keep = "the run keeps" if len(configs) == 1 else f"the {len(configs)} runs keep"
-        raise ConfigError(f"run.root = {configs[0].run.root}: {keep} {_sure(disk)}. To go on, {_MAKE_ROOM}.")
+        raise ConfigError(f"run.root = {configs[0].run.root}: {keep} {_sure(disk)}. To continue, {_MAKE_ROOM}.")
 
 
 def _sure(disk: DiskBudget) -> str:
@@ -252,13 +252,13 @@ def _sure(disk: DiskBudget) -> str:
 
 
 def _disk(configs: Sequence[Config], environ: Mapping[str, str]) -> DiskBudget | None:
-    """Return the budget of the runs whose models are here; None if there are none.
+    """Return the disk budget of all runs that can be planned; None if no run can.
 
-    Raises ConfigError if the disk does not report its room.
+    Raises ConfigError if the disk does not report its free space.
     """
     plans = []
     for config in configs:
-        with suppress(ConfigError):  # the check of the model says why
+        with suppress(ConfigError):  # the check of the model reports the error
             plans.append(plan_of(config, environ, GH200))
     return read_disk(plans) if plans else None
 
@@ -267,13 +267,13 @@ def refuse_missing_python(launch: LaunchConfig) -> None:
     """Raise ConfigError if a job could not start `launch.python`: the job would end without a successor."""
     if launch.python is not None and shutil.which(launch.python) is None:
         raise ConfigError(
-            f"launch.python = {launch.python}: must be a file that can be executed, and here it is none. "
+            f"launch.python = {launch.python}: must be an executable file, and is none on this machine. "
             f"Give the Python of an installation on a file system that this machine and the nodes see."
         )
 
 
 def refuse_wrong_environments(config: Config) -> None:
-    """Raise ConfigError for a built-in environment that this Python cannot make, if the job uses this Python."""
+    """Raise ConfigError for a built-in environment that this Python cannot create, if the job uses this Python."""
     if _has_this_python(config.launch):
         for _, environment in config.environments.values():
             check_built_in(environment)
@@ -284,7 +284,7 @@ def _has_this_python(launch: LaunchConfig) -> bool:
 
 
 def refuse_missing_environment(launch: LaunchConfig, working_dir: Path) -> None:
-    """Raise ConfigError if nodes could not copy `launch.stage.environment`."""
+    """Raise ConfigError if `launch.stage.environment` is neither a virtual environment nor a file."""
     named = launch.stage.environment
     path = working_dir / (named or "")
     if named is not None and not path.is_file() and not (path / "bin" / "python").exists():
@@ -297,18 +297,18 @@ def refuse_missing_environment(launch: LaunchConfig, working_dir: Path) -> None:
 def refuse_missing_notify(launch: LaunchConfig, working_dir: Path) -> None:
     """Raise ConfigError if `launch.notify` names a file that is no program.
 
-    Does not check a name without a folder, which may exist on the nodes only, and `~`, which may be the nodes' own.
+    Does not check a name without a folder, or a path with `~`: the nodes may have other programs and another home.
     """
     program = launch.notify[0] if launch.notify else ""
     if "/" in program and not program.startswith("~") and shutil.which(working_dir / program) is None:
         raise ConfigError(
-            f"launch.notify = {launch.notify}: {working_dir / program} must be a file that can be executed, and it is "
+            f"launch.notify = {launch.notify}: {working_dir / program} must be an executable file, and is "
             f"none. Give a program on a file system that the nodes see, or a name that is on their PATH."
         )
 
 
 def refuse_missing_inputs(config: Config, working_dir: Path, *, only_functions: bool = False) -> None:
-    """Raise ConfigError that lists every missing path of the config; with `only_functions`, only those of functions."""
+    """Raise a ConfigError that lists the config's missing paths. `only_functions`: list only the paths of functions."""
     missing = list(missing_inputs(config, working_dir))
     if listed := "\n".join(f"  {says}" for key, says in missing if not only_functions or key in _functions(config)):
         raise ConfigError(
@@ -326,8 +326,8 @@ def to_fetch(config: Config, environ: Mapping[str, str]) -> list[Item]:
 def refuse_offline(config: Config, environ: Mapping[str, str]) -> None:
     """Raise ConfigError if an offline job would lack a model or a data set.
 
-    Does not check if the job may have another cache: launch.env has a variable of the job alone, or launch.setup_lines
-    or launch.modules may set one.
+    Skips the check if the job's cache is unknown here: launch.env uses an unset variable, or launch.setup_lines or
+    launch.modules are set.
     """
     of_job = job_environ(environ, config.launch.env)
     launch = config.launch
@@ -401,9 +401,9 @@ def refuse_unsupported_model(config: Config, working_dir: Path, environ: Mapping
 
 
 def refuse_unlike_vocabularies(config: Config, working_dir: Path, environ: Mapping[str, str]) -> None:
-    """Raise ConfigError if a reference or teacher has another vocabulary than the model in its tokenizer.json.
+    """Raise ConfigError if the tokenizer.json of a reference or teacher has another vocabulary than the model's.
 
-    Does not check models that are not on this machine, and tokenizers in other files; the driver compares those.
+    Does not check models that are not on this machine, and tokenizers in other files. The driver checks them.
     """
     for key, scoring in config.scoring_models.items():
         paths = (config.model.path, scoring)
@@ -448,7 +448,7 @@ def refuse_wrong_share(config: Config, working_dir: Path) -> None:
 def small_evals(config: Config) -> Iterator[str]:
     """Yield a warning for each eval set with so few prompts that its pass@1 says little.
 
-    Counts `max_items`, and rows of files; other data may have any size.
+    The size is a file's number of rows, or `max_items` of other data. Skips sets of unknown size.
     """
     start, data = start_of(config), config.data
     sizes: dict[str, float] = {}
@@ -470,7 +470,7 @@ def small_evals(config: Config) -> Iterator[str]:
 
 
 def _hashes_to_split(config: Config, working_dir: Path) -> Iterator[int] | None:
-    """Return the hashes of data.train's prompts if evals hold out a share of them, and all can be read here."""
+    """Return hashes of data.train's prompts if evals hold out a share and all rows can be read here, else None."""
     is_split = config.eval.every is not None and config.data.held_out is not None and config.data.images is None
     sources = [*_sources(config, working_dir, "data.train.")]
     is_known = is_split and all(has_rows(place) for _, place in sources)
@@ -496,9 +496,9 @@ def _half_solved(num_prompts: float) -> list[float]:
 
 
 def refuse_wrong_rewards(config: Config, working_dir: Path) -> None:
-    """Raise ConfigError for a reward of the user's that cannot be called with a row of its data, without calling it.
+    """Raise ConfigError if a user's reward function does not accept the columns of its data. Does not call it.
 
-    Columns that are unknown here are assumed to be those that the reward needs.
+    If the columns are unknown here, assumes the names of the function's parameters.
     """
     for source, place in _sources(config, working_dir) if config.needs.rollouts else ():
         is_read = place is not None and place.is_file() and place.suffix in _TEXT_ROWS
@@ -526,11 +526,11 @@ def start_of(config: Config) -> Path:
     with suppress(ConfigError):  # another check reports the error
         if run.has_config() and (folder := working_dir(run)).is_dir():
             return folder
-    return Path.cwd()  # as `freeze` does
+    return Path.cwd()  # like `freeze`
 
 
 def refuse_changed_inputs(config: Config, accepts_changes: bool) -> None:
-    """Raise ConfigError if local data changed since the run started, as its driver would."""
+    """Raise ConfigError, like the run's driver, if local data changed since the run started."""
     run = RunDir(config.run_path)
     if not accepts_changes and read_inputs(run).fingerprints:
         found = local_fingerprints(config, start_of(config))
@@ -553,8 +553,8 @@ def refuse_too_few_gpus(config: Config) -> None:
     elif config.model.device == "cuda":
         raise ConfigError(
             f"model.device = cuda, but launch.slurm.gpus_per_node = 0 asks Slurm for no GPUs. Learners and engines of "
-            f"a node need {demand.num_gpus}: set launch.slurm.gpus_per_node to that. Where whole nodes come with "
-            f"theirs, set launch.slurm.extra.exclusive=true; on CPUs, model.device=cpu."
+            f"a node need {demand.num_gpus}: set launch.slurm.gpus_per_node to that. If your site gives whole nodes "
+            f"with all GPUs, set launch.slurm.extra.exclusive=true. To use CPUs, set model.device=cpu."
         )
 
 
@@ -571,7 +571,7 @@ def _not_cached(name: str, cache: Path, environ: Mapping[str, str]) -> Finding:
 
 
 def missing_inputs(config: Config, working_dir: Path) -> Iterator[tuple[str, str]]:
-    """Yield the key of each missing path of the run, below `working_dir`, with a message.
+    """Yield (key, message) for each path of the config that is missing below `working_dir`.
 
     Does not check names on the Hugging Face hub, modules of another Python, and modules if the job's PYTHONPATH uses an
     unset variable.
@@ -599,7 +599,7 @@ def missing_inputs(config: Config, working_dir: Path) -> Iterator[tuple[str, str
 
 
 def _local_paths(config: Config, working_dir: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield key and value in the config, and the path that must exist."""
+    """Yield (key, value, the path that must exist) for each local path of the config."""
     for item in _items(config, working_dir):
         if item.is_local:
             path, _, _ = item.name.rpartition(":") if is_generated(item.name) else (item.name, "", "")
@@ -623,7 +623,7 @@ def _functions(config: Config) -> dict[str, str]:
 
 
 def _sources(config: Config, working_dir: Path, of: str = "data.") -> Iterator[tuple[SourceConfig, Path | None]]:
-    """Yield each source that the run would read, of one section, with its file or folder, None for others."""
+    """Yield each source below the key `of` that the run would read, with its file or folder; None if it has none."""
     for item in _items(config, working_dir):
         if (source := item.source) is not None and item.key.startswith(of):
             place = working_dir / item.name
@@ -632,7 +632,7 @@ def _sources(config: Config, working_dir: Path, of: str = "data.") -> Iterator[t
 
 
 def _items(config: Config, working_dir: Path) -> Iterator[Item]:
-    """Yield the model and data that the run would read. It may need no eval data."""
+    """Yield the model and data that the run would read. Leaves out eval data that the run does not use."""
     for item in items_of(config, working_dir):
         if not item.key.startswith(("data.eval.", "data.eval_sets.")) or config.reads_eval_data:
             yield item

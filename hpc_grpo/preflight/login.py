@@ -31,10 +31,10 @@ _OTHERS_BITS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def login_group(context: Context, num_nodes: int, partitions: Answer | None) -> Group:
-    """Return all findings of the login node; `partitions` is None in a job, whose partition Slurm has accepted."""
+    """Return all findings of the login node. `partitions` is None in a job: Slurm has accepted its partition."""
     findings = [_config(context).of("config")]
     if partitions is None:
-        findings.append(skipped("this is a job: Slurm has taken it").of("partition"))
+        findings.append(skipped("this is a job: Slurm has accepted it").of("partition"))
     else:
         findings += scheduler_findings(context, num_nodes, partitions)
     findings += [
@@ -58,7 +58,7 @@ def scheduler_findings(context: Context, num_nodes: int, partitions: Answer) -> 
     ]
     yield from found
     if any(finding.status == "failure" for finding in found):
-        yield skipped("Slurm would refuse the job for what is above").of("submit options")
+        yield skipped("Slurm would refuse the job: see the failures above").of("submit options")
     elif partitions.is_absent:
         yield skipped(partitions.error).of("submit options")
     else:
@@ -85,7 +85,7 @@ def partition_finding(launch: LaunchConfig, answer: Answer, num_nodes: int) -> F
     if answer.error:
         return _unanswered(answer)
     if slurm.partition and "," in slurm.partition:
-        return skipped(f"{slurm.partition} are several: the submit options say whether one takes the job")
+        return skipped(f"several: {slurm.partition}. The check of submit options tests them together")
     partitions = partition.parse_partitions(answer.text)
     chosen, names = partition.chosen_partition(slurm, partitions), ", ".join(p.name for p in partitions) or "none"
     choose = f"set launch.slurm.partition to one of: {names}"
@@ -95,17 +95,17 @@ def partition_finding(launch: LaunchConfig, answer: Answer, num_nodes: int) -> F
     if chosen.fields.get("State", "UP") != "UP":
         return failure(f"{chosen.name} is {chosen.fields['State']}", f"wait, or {choose}")
     if num_nodes > chosen.max_nodes:
-        fewer = f"ask for fewer (launch.num_nodes), or {choose}"
-        says = f"{chosen.name} has {chosen.num_nodes} nodes, {chosen.max_nodes} a job; {num_nodes} are asked for"
+        fewer = f"request fewer (launch.num_nodes), or {choose}"
+        says = f"{chosen.name} has {chosen.num_nodes} nodes, {chosen.max_nodes} per job; {num_nodes} are requested"
         return failure(says, fewer)
     gpus = chosen.gpus_per_node
     if gpus is None:
         return ok(f"{chosen.name} is up: {chosen.num_nodes} nodes")
     if slurm.gpus_per_node > gpus:
-        says = f"{chosen.name} has {gpus} GPUs a node, {slurm.gpus_per_node} are asked for"
+        says = f"{chosen.name} has {gpus} GPUs per node, {slurm.gpus_per_node} are requested"
         return failure(says, f"lower launch.slurm.gpus_per_node, or {choose}")
     if not slurm.gpus_per_node and not slurm.has_whole_nodes:
-        says = f"{chosen.name} has {gpus} GPUs a node, none is asked for"
+        says = f"{chosen.name} has {gpus} GPUs per node, none is requested"
         return warning(says, "set launch.slurm.gpus_per_node, or extra.exclusive: some sites refuse jobs without a GPU")
     return ok(f"{chosen.name} is up: {chosen.num_nodes} nodes, {gpus} GPUs each")
 
@@ -113,7 +113,7 @@ def partition_finding(launch: LaunchConfig, answer: Answer, num_nodes: int) -> F
 def account_finding(launch: LaunchConfig, associations: Answer, partitions: Answer) -> Finding:
     """Check that the user may charge the account, and that the partition accepts it."""
     wanted = launch.slurm.account
-    if associations.error:  # a site may do without accounting
+    if associations.error:  # a site may have no accounting
         return skipped(associations.error)
     accounts = list(dict.fromkeys(one.account for one in partition.parse_associations(associations.text)))
     listed = ", ".join(accounts)
@@ -126,7 +126,7 @@ def account_finding(launch: LaunchConfig, associations: Answer, partitions: Answ
         return failure(f"{wanted} is not one of your accounts", fix)
     chosen = partition.chosen_partition(launch.slurm, partition.parse_partitions(partitions.text))
     if chosen is not None and not chosen.admits(wanted):
-        return failure(f"partition {chosen.name} does not take {wanted}", "another account or partition")
+        return failure(f"partition {chosen.name} does not accept {wanted}", "another account or partition")
     return ok(f"{wanted} is yours")
 
 
@@ -146,7 +146,7 @@ def walltime_finding(launch: LaunchConfig, partitions: Answer, associations: Ans
     for who, limit_min in limits.items():
         if limit_min is not None and slurm.time_min > limit_min:
             says = f"{slurm.time_min} min is more than {who} allows: {limit_min} min"
-            return failure(says, f"set launch.slurm.time_min={limit_min}; a chain carries the run on")
+            return failure(says, f"set launch.slurm.time_min={limit_min}; a chain of jobs continues the run")
     known = [limit for limit in limits.values() if limit is not None]
     return ok(f"{slurm.time_min} min; allowed are {f'{min(known)} min' if known else 'any'}")
 
@@ -160,7 +160,7 @@ def _config(context: Context) -> Finding:
         return ok(f"loads; the run is {context.config.run.name}")
     if not context.config_error:
         return skipped(context.why_no_config)
-    return failure(context.config_error, "correct what it names; `hpc-grpo config CONFIG` prints every key")
+    return failure(context.config_error, "correct what the error names; `hpc-grpo config CONFIG` prints every key")
 
 
 def _submit_options(context: Context, num_nodes: int) -> Finding:
@@ -171,30 +171,30 @@ def _submit_options(context: Context, num_nodes: int) -> Finding:
         refuse_missing_python(launch)
         estimate = job_queue().start_estimate(JobRequest(run, launch, attempt_command(run)), _SBATCH_DEADLINE_S)
     except ConfigError as error:
-        return failure(str(error), "correct what it names: launch.slurm.extra, launch.python")
+        return failure(str(error), "correct what the error names: launch.slurm.extra, launch.python")
     except LaunchError as error:
         return failure(str(error), "change what Slurm names: launch.slurm.*, launch.slurm.extra")
     lines = [line for line in estimate.splitlines() if "to start at" in line]
-    return ok(lines[-1].partition(": ")[2] if lines else "sbatch would take the job")
+    return ok(lines[-1].partition(": ")[2] if lines else "sbatch would accept the job")
 
 
 def variables_finding(context: Context) -> Finding:
     """Check that the config holds no secret, and that no harmful variable reaches training or its start."""
     launch = context.launch
     for error in refusals([context.config], only="variables") if context.config else ():
-        return failure(str(error), "take it out of the config, in which it is written down")
+        return failure(str(error), "remove it from the config, which is written to disk")
     if refused := [name for name in launch.pass_env if is_denied(name.rstrip("*"))]:
-        return warning(f"launch.pass_env cannot let through {', '.join(refused)}", "take it out of pass_env")
+        return warning(f"launch.pass_env cannot let through {', '.join(refused)}", "remove it from pass_env")
     if context.environ.get("LD_PRELOAD"):  # dropped for training, but supervisor and node agents start before
         fix = "unset LD_PRELOAD before submitting; hpc-grpo config --env shows what reaches training"
         return warning("LD_PRELOAD would change the Python of the supervisor", fix)
     if str(launch.slurm.extra.get("export", "ALL")).partition(",")[0].upper() != "ALL":
         says = f"launch.slurm.extra.export = {launch.slurm.extra['export']} keeps your PATH and tokens out of the job"
-        return warning(says, "take it out: training gets only what hpc-grpo lets through anyway")
+        return warning(says, "remove it: hpc-grpo filters the variables of training anyway")
     report = environment_report(context.environ, launch)
     denied = [v.name for v in report if v.outcome == "dropped" and is_denied(v.name)]
-    dropped = [name for name in denied if not is_named(name, SCHEDULER)]  # which every job has
-    return ok(f"kept out of training: {', '.join(dropped)}" if dropped else "none that must be kept out")
+    dropped = [name for name in denied if not is_named(name, SCHEDULER)]  # every job has these
+    return ok(f"kept out of training: {', '.join(dropped)}" if dropped else "no harmful variable is set")
 
 
 def proxies_finding(context: Context) -> Finding:
@@ -205,8 +205,8 @@ def proxies_finding(context: Context) -> Finding:
         return ok("none")
     passed = [v.name for v in environment_report(environ, context.launch) if v.outcome != "dropped" and v.name in found]
     if not passed and not hugging_face.is_offline(context.job_environ):
-        fix = f"launch.pass_env=[{', '.join(found)}] (nodes are then spared it), or HF_HUB_OFFLINE=1 in launch.env"
-        return warning(f"{', '.join(found)} stays behind, and the job may download", fix)
+        fix = f"launch.pass_env=[{', '.join(found)}] (no_proxy then names the nodes), or HF_HUB_OFFLINE=1 in launch.env"
+        return warning(f"{', '.join(found)} does not reach training, and the job may download", fix)
     if not any(environ.get(name) for name in ("no_proxy", "NO_PROXY")):
         fix = "export no_proxy=localhost,127.0.0.1 and the nodes' network, for programs of your own"
         return warning(f"{', '.join(found)} is set without no_proxy", fix)
@@ -225,12 +225,12 @@ def secret_files_finding(context: Context) -> Finding:
 
 
 def secret_files(context: Context) -> Iterator[Path]:
-    """Yield the files where W&B, Hugging Face and this run keep tokens; they need not exist."""
+    """Yield the files where W&B, Hugging Face and this run keep tokens. The files need not exist."""
     environ = context.environ
     yield Path(environ.get("NETRC") or Path(environ.get("HOME") or Path.home()) / ".netrc")
     if "HF_TOKEN_PATH" in environ:
         yield Path(environ["HF_TOKEN_PATH"])
-    # `hf auth login` writes below the shell's; the job's may be elsewhere.
+    # `hf auth login` writes to the shell's Hugging Face home; the job's home may differ.
     for folder in dict.fromkeys((hugging_face.home(environ), hugging_face.home(context.job_environ))):
         yield from (folder / name for name in ("token", "stored_tokens"))
     if context.config is not None:

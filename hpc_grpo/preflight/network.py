@@ -32,7 +32,7 @@ class Measured:
 
 
 def canary(written_by: str, root: str, sees: Mapping[str, bool]) -> Finding:
-    """Check that every node reads in the run folder what the first wrote there."""
+    """Check that every node can read a file that the first node wrote in the run folder."""
     if blind := [node for node, sees_it in sees.items() if not sees_it]:
         says = f"{', '.join(blind)} cannot read what {written_by} wrote in {root}"
         return failure(says, "set run.root to a folder on a file system that all nodes share")
@@ -40,7 +40,7 @@ def canary(written_by: str, root: str, sees: Mapping[str, bool]) -> Finding:
 
 
 def clocks(offsets_s: Mapping[str, float]) -> Finding:
-    """Check that clocks agree; `offsets_s` are those of the nodes relative to this machine's."""
+    """Check that clocks agree. `offsets_s` are the nodes' clocks minus this machine's clock."""
     skew_s = max(offsets_s.values()) - min(offsets_s.values())
     says = f"clocks differ by {skew_s:.1f} s"
     if skew_s > _LARGE_SKEW_S:
@@ -48,7 +48,7 @@ def clocks(offsets_s: Mapping[str, float]) -> Finding:
         node = max(offsets_s, key=lambda name: abs(offsets_s[name] - middle))
         says += f" ({node} is {offsets_s[node]:+.1f} s off)"
     if skew_s > _MAX_SKEW_S:
-        return failure(says, "tell your site (time synchronisation); exclude the node meanwhile")
+        return failure(says, "tell your site (time synchronisation); until then, exclude the node")
     if skew_s > _LARGE_SKEW_S:
         return warning(says, "tell your site: the end of the job is judged by the node's clock")
     return ok(says)
@@ -95,7 +95,7 @@ def torch_gpus(measured: Mapping[str, Measured], num_gpus: Mapping[str, int]) ->
     if blind:
         fix = "see the check of cuda; python -c 'import torch; torch.cuda.init()' on the node says more"
         return failure("; ".join(blind[:MAX_NAMED_NODES]), fix)
-    return ok("torch sees all of them")
+    return ok("torch sees all GPUs")
 
 
 def nccl_library(measured: Mapping[str, Measured]) -> Finding:
@@ -133,7 +133,7 @@ def nccl(measured: Mapping[str, Measured], wanted_network: str | None) -> Findin
         expected = f", but NCCL_NET is {wanted_network}" if wanted_network else ""
         return failure(f"{says}{expected}", plugin)
     if networks == {"Socket"} or slowest < _LEAST_NCCL_GB_PER_S:
-        return warning(f"{says}: that may be the silent fall-back to TCP", plugin)
+        return warning(f"{says}: NCCL may have fallen back to TCP", plugin)
     return ok(says)
 
 

@@ -16,7 +16,7 @@ from hpc_grpo.types import GIB
 class NodeNeeds:
     """The needs of a run on each node.
 
-    Slurm is asked for `gpus_per_node`; learners and engines reserve `worker_cpus` and `worker_gpus`. `store_gib` is the
+    The job requests `gpus_per_node`; learners and engines reserve `worker_cpus` and `worker_gpus`. `store_gib` is the
     size of the weights in /dev/shm, None if the model is not known.
     """
 
@@ -48,18 +48,18 @@ def interface(node: NodeFacts, _needs: NodeNeeds) -> Finding:
 
 def host_name(node: NodeFacts, _needs: NodeNeeds) -> Finding:
     if node.interface == "lo":
-        return skipped("one node: nobody looks it up")
+        return skipped("one node: no process looks up its name")
     says = f"resolves to {node.host_address}" if node.host_address else "does not resolve"
     if not node.host_address or node.host_address.startswith("127."):
-        fix = "set launch.interface; what looks the name up by itself (reward servers) needs the address"
+        fix = "set launch.interface; programs that look up the name, such as reward servers, need the address"
         return warning(f"{says} on the node itself", fix)
     return ok(says)
 
 
 def free_ports(node: NodeFacts, _needs: NodeNeeds) -> Finding:
     if node.ports_error:
-        return failure(node.ports_error, "end what holds them on the node, or exclude the node")
-    return ok("a block of them is free")
+        return failure(node.ports_error, "end the processes that use them on the node, or exclude the node")
+    return ok("a block of ports is free")
 
 
 def temp_dir(node: NodeFacts, _needs: NodeNeeds) -> Finding:
@@ -75,10 +75,10 @@ def temp_dir(node: NodeFacts, _needs: NodeNeeds) -> Finding:
 
 
 def variables(node: NodeFacts, _needs: NodeNeeds) -> Finding:
-    """Check that launch.env can be completed from the node's own variables."""
+    """Check that the node has every variable that launch.env uses."""
     if node.env_error:
         return failure(node.env_error.rstrip("."), "set the variable in the job, or write out its value")
-    return ok("every variable in it is set")
+    return ok("every variable that it uses is set")
 
 
 def shared_memory(node: NodeFacts, needs: NodeNeeds) -> Finding:
@@ -87,7 +87,7 @@ def shared_memory(node: NodeFacts, needs: NodeNeeds) -> Finding:
     objects = object_store_bytes(needs.object_store_gib, free * GIB) / GIB
     need = objects + (needs.store_gib or 0.0)
     if need > free:
-        fix = "remove your leftovers in /dev/shm, a smaller launch.object_store_gib, more memory"
+        fix = "remove your leftovers in /dev/shm, lower launch.object_store_gib, or request more memory"
         return failure(f"{free:.1f} GiB free, the run needs {need:.1f}", fix)
     if needs.store_gib is None:
         return ok(f"{_rounded(free)} GiB free; Ray takes {objects:.1f}, the size of the weights is not known")
@@ -95,12 +95,12 @@ def shared_memory(node: NodeFacts, needs: NodeNeeds) -> Finding:
 
 
 def limits(node: NodeFacts, needs: NodeNeeds) -> Finding:
-    """Check the hard limits, and the soft limit of open files, which Ray's processes have."""
+    """Check the hard limits of Ray's processes, and their soft limit of open files."""
     found = node.limits
     for name, least in (("nofile", _LEAST_FILES), ("nproc", _LEAST_PROCESSES)):
         if 0 <= found.get(name, -1) < least:
             says = f"ulimit -H {name} is {found[name]}, Ray and vLLM want at least {least}"
-            return failure(says, "ask your site to raise it; some pass on the login shell's: ulimit before sbatch")
+            return failure(says, "ask your site to raise it, or try ulimit before sbatch: some sites pass limits on")
     if found.get("as", -1) >= 0:
         return failure(f"address space is limited to {found['as']} bytes", "ulimit -v unlimited before sbatch")
     if 0 <= node.soft_nofile < _LEAST_FILES:
@@ -117,13 +117,13 @@ def cpus(node: NodeFacts, _needs: NodeNeeds) -> Finding:
     expected = min(node.num_cpus, node.num_machine_cpus)
     if node.num_usable_cpus < expected:
         says = f"pinned to {node.num_usable_cpus} of {expected} CPUs"
-        return failure(says, "unset SLURM_CPU_BIND and SLURM_CPUS_PER_TASK; launch.slurm.cpus_per_node")
+        return failure(says, "unset SLURM_CPU_BIND and SLURM_CPUS_PER_TASK; set launch.slurm.cpus_per_node")
     return ok(f"{expected} usable")
 
 
 def placement(node: NodeFacts, needs: NodeNeeds) -> Finding:
-    """Check that learners and engines fit on what the job has of the node."""
-    fewer = "fewer engine.engines_per_node, or more of launch.slurm"
+    """Check that learners and engines fit on the job's part of the node."""
+    fewer = "lower engine.engines_per_node, or raise launch.slurm"
     if needs.worker_cpus > node.num_cpus:
         says = f"learners and engines reserve {needs.worker_cpus:g} CPUs, the job has {node.num_cpus}"
         return failure(says, f"{fewer}.cpus_per_node; without a request Slurm gives one CPU")
@@ -142,12 +142,12 @@ def gpus(node: NodeFacts, needs: NodeNeeds) -> Finding:
     if needs.wants_cuda and not node.gpus:
         return failure(f"model.device = cuda, but {node.gpus_error or 'no GPU'}", "a partition with GPUs")
     if node.gpus_error and not (node.num_gpus and node.wheel_cuda):
-        return skipped(f"{node.gpus_error}, and torch is built for CPUs or no GPU is asked for")
+        return skipped(f"{node.gpus_error}, and torch is built for CPUs or no GPU is requested")
     if node.gpus_error:
         return failure(node.gpus_error, "exclude the node (launch.slurm.extra.exclude) and tell your site")
     if len(node.gpus) < max(needs.gpus_per_node, node.num_gpus):
         says = f"{len(node.gpus)} of {max(needs.gpus_per_node, node.num_gpus)} GPUs are visible"
-        return failure(says, "launch.slurm.gpus_per_node; exclude the node (launch.slurm.extra.exclude)")
+        return failure(says, "correct launch.slurm.gpus_per_node, or exclude the node (launch.slurm.extra.exclude)")
     busy = [gpu for gpu in node.gpus if gpu.used_mib > _MAX_IDLE_MIB or gpu.utilization > _MAX_IDLE_UTILIZATION]
     if busy:
         listed = ", ".join(f"GPU {gpu.index} holds {gpu.used_mib} MiB at {gpu.utilization}%" for gpu in busy)
@@ -164,7 +164,7 @@ def cuda(node: NodeFacts, _needs: NodeNeeds) -> Finding:
     if not node.wheel_cuda:
         return failure("torch is a CPU build on a node with GPUs", 'pip install -e ".[gpu]" in a fresh .venv')
     if not node.driver_cuda:
-        return warning("nvidia-smi does not say which CUDA the driver runs", "compare by hand")
+        return warning("nvidia-smi does not say which CUDA the driver runs", "compare it with torch's CUDA by hand")
     if int(node.wheel_cuda.partition(".")[0]) > int(node.driver_cuda.partition(".")[0]):
         says = f"torch is built for CUDA {node.wheel_cuda}, the driver runs up to {node.driver_cuda}"
         fix = (
@@ -177,7 +177,7 @@ def cuda(node: NodeFacts, _needs: NodeNeeds) -> Finding:
 
 
 def compiler(node: NodeFacts, _needs: NodeNeeds) -> Finding:
-    """Check that Triton can compile on the node, as vLLM and DeepSpeed make it do on GPUs."""
+    """Check that Triton can compile on a node with GPUs: vLLM and DeepSpeed need that."""
     if not node.gpus:
         return skipped("no GPU was seen")
     if node.cannot_compile:
@@ -190,21 +190,21 @@ def compile_caches(node: NodeFacts, _needs: NodeNeeds) -> Finding:
     """Check that no compile cache is shared between nodes."""
     shared = [f"{name} ({kind})" for name, kind in node.caches.items() if kind in NETWORK]
     if shared:
-        fix = "in launch.env, put them on a node-local folder: stale handles and corruption otherwise"
+        fix = "in launch.env, give node-local folders: shared ones cause stale handles and corruption"
         return warning(f"on a shared file system: {', '.join(shared)}", fix)
     return ok("node-local")
 
 
 def slingshot(node: NodeFacts, _needs: NodeNeeds) -> Finding:
-    """Check a Slingshot network for the setting without which Ray hangs, and for the steps' part of the network."""
+    """On a Slingshot network, check the setting without which Ray hangs, and the step's part of the network."""
     if not node.has_slingshot:
         return skipped("no such network here")
     if node.match_mode != "software":
         says = f"FI_CXI_RX_MATCH_MODE is {node.match_mode or 'not set'}: hardware matching hangs under Ray"
         return warning(says, "FI_CXI_RX_MATCH_MODE: software in launch.env")
     if not node.has_vni and node.interface != "lo":
-        says = "SLINGSHOT_VNIS is not set: some sites let steps of one node each not talk over libfabric"
-        return warning(says, "launch.slurm.extra.network=job_vni, where NCCL finds no provider or is refused")
+        says = "SLINGSHOT_VNIS is not set: on some sites, steps on two nodes cannot talk over libfabric"
+        return warning(says, "launch.slurm.extra.network=job_vni, if NCCL finds no provider or is refused")
     return ok("message matching is in software, and the job has its part of the network")
 
 

@@ -53,11 +53,11 @@ _COMPILE_CACHES = {
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """One node. An error is "" for none. Limits are hard limits, -1 for none.
+    """The facts of one node. Errors are "" for none. `limits` are hard limits, -1 for none.
 
-    `wheel_cuda` is torch's: "" for a CPU build, None without torch. `cannot_compile` says what Triton lacks to compile
-    a kernel's launcher: a C compiler, or Python's headers. `caches` maps the variable of a compile cache to its file
-    system. `has_vni`: the step has its part of a Slingshot network. `has_rocm`: the GPUs are AMD's.
+    `wheel_cuda` is torch's CUDA: "" for a CPU build, None without torch. `cannot_compile` says what Triton lacks to
+    compile a kernel's launcher: a C compiler, or Python's headers. `caches` maps the variable of a compile cache to its
+    file system. `has_vni`: the step has its part of a Slingshot network. `has_rocm`: the GPUs are AMD's.
     """
 
     node: str
@@ -97,7 +97,7 @@ FACTS = TypeAdapter(NodeFacts)
 
 
 def gather(spec: NodeSpec) -> NodeFacts:
-    """Look at this node as a node agent with the same spec would."""
+    """Return the facts of this node, as a node agent with the same spec would see them."""
     environ = filtered(os.environ, spec.pass_env, spec.env)
     resources = find_place().node_resources()
     (interface, address), interface_error = _tried(lambda: node_address(spec), ("", ""))
@@ -152,7 +152,7 @@ def gpu_facts(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _tried(call: Callable[[], T], default: T) -> tuple[T, str]:
-    """Return what `call` gives and "", or the default and why it raised."""
+    """Return the result of `call` and "", or `default` and the text of its error."""
     try:
         return call(), ""
     except (ConfigError, LaunchError) as error:

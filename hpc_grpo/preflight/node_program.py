@@ -30,7 +30,7 @@ _LOOK_S = 0.2
 
 
 class Node:
-    """Answers about this node, as a node agent with the same spec would see it."""
+    """Answers requests about this node, as a node agent with the same spec would see it."""
 
     def __init__(self, spec: NodeSpec) -> None:
         self._spec = spec

@@ -1,7 +1,7 @@
-"""Examine nodes: get facts and measurements from a process on each (node_program.py), and judge them.
+"""Examine nodes: get facts and measurements from a process on each node (node_program.py), and judge them.
 
 Runs in the calling process; in a job, on its first node. Produces the groups "nodes" and "between nodes". Takes less
-than a minute even if something hangs: each question has a deadline, and all together have one.
+than a minute even if a process hangs: each question has a deadline, and all questions together have one.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class NodeLinks:
             self._programs[node].stdin.flush()
 
     def _reply(self, node: str, sent: float) -> Reply | None:
-        """Return the reply that has arrived, or an error if the process has ended. None while neither is the case."""
+        """Return the reply that has arrived, or an error if the process has ended, else None."""
         program = self._programs[node]
         for line in program.lines():
             if line.startswith((b'{"value"', b'{"error"')):  # srun and modules print too
@@ -133,7 +133,7 @@ class NodeLinks:
 
 
 def examine(place: Place, nodes: Sequence[str], context: Context, folder: Path) -> list[Group]:
-    """Return the findings about `nodes` and what is between them; `folder` is made for the canary, and removed."""
+    """Return the findings about `nodes` and their connections. Creates and removes `folder`, for the canary file."""
     launch = context.launch
     container = container_of(launch, context.config, [context.root, Path.cwd()])
     links = NodeLinks(place, _specs(place, nodes, context), container, _WHOLE_S)
@@ -148,13 +148,13 @@ def examine(place: Place, nodes: Sequence[str], context: Context, folder: Path) 
             if facts and facts[0].gpus:
                 between |= _measured(links, facts, launch)
             else:
-                between["nccl library"] = skipped("none is needed: no GPU was seen")
+                between["nccl library"] = skipped("not needed: no GPU was seen")
         elif len(facts) < 2:
             between = {"network": skipped("fewer than two nodes answered")}
         else:
             names, has_own_disks = [node.node for node in facts], (launch.disks or place.disks) == "private"
             between = {
-                "canary": skipped("each node has a disk of its own")
+                "canary": skipped("each node has its own disk")
                 if has_own_disks
                 else _canary(links, names, folder, context.root),
                 "clocks": _clocks(links, names),
@@ -250,7 +250,7 @@ def needs_of(context: Context, *, is_job: bool) -> NodeNeeds:
             model = read_model(config.model.path, context.job_environ)
             store_gib = weight_store_bytes(config, published_parameters(model, config)) / GIB
         except ConfigError:
-            store_gib = None  # the login node's check of the model says why
+            store_gib = None  # the login node's check of the model reports the error
     return NodeNeeds(
         gpus_per_node=launch.slurm.gpus_per_node if is_job else 0,
         wants_cuda=config.model.device == "cuda",
@@ -264,7 +264,7 @@ def needs_of(context: Context, *, is_job: bool) -> NodeNeeds:
 def _answered(replies: dict[str, Reply], launch: LaunchConfig) -> Finding:
     if silent := {node: reply.error for node, reply in replies.items() if reply.error}:
         says = "; ".join(f"{node}: {why}" for node, why in list(silent.items())[:MAX_NAMED_NODES])
-        container = ", or mend launch.container if that is at fault" if launch.container else ""
+        container = ", or correct launch.container if it is the cause" if launch.container else ""
         return failure(says, f"exclude the node (launch.slurm.extra.exclude), or look at it by hand{container}")
     more = " and more" if len(replies) > MAX_NAMED_NODES else ""
     return ok(", ".join(list(replies)[:MAX_NAMED_NODES]) + more)

@@ -79,10 +79,10 @@ def is_generated(path: str) -> bool:
 
 
 def prefetch(config: Config, environ: Mapping[str, str], *, verify_only: bool) -> Iterator[tuple[Item, dict[str, Any]]]:
-    """Yield each item in the config, as soon as it is known, with its `folder` and `num_bytes`, or an `error`.
+    """Yield each item in the config, as soon as it is checked, with its `folder` and `num_bytes`, or an `error`.
 
-    An error says why the job would not find it. Failed downloads come first. Raises ConfigError if a library is missing
-    or the job's caches are unknown here.
+    An error says why the job would not find the item. Failed downloads come first. Raises ConfigError if a library is
+    missing or the job's caches are unknown here.
     """
     if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
         raise ConfigError(f"prefetch needs {', '.join(missing)}: install hpc-grpo[train], [cpu] or [gpu] here.")
@@ -94,14 +94,14 @@ def prefetch(config: Config, environ: Mapping[str, str], *, verify_only: bool) -
         if result["error"] is not None:
             failed.add(result["key"])
             yield items[result["key"]], result
-    # Without the model nothing is verified: a data set's first row is tokenized with it.
+    # Without the model nothing is verified: data sets are tokenized with it.
     to_verify = [] if "model.path" in failed else [key for key in items if key not in failed]
     for result in _work("verify", config, to_verify, {**online, **_OFFLINE}):
         yield items[result["key"]], result
 
 
 def _fetching_environment(environ: Mapping[str, str], launch: LaunchConfig) -> dict[str, str]:
-    """Return `environ` with the job's cache folders, and with the network on even if the job has none.
+    """Return `environ` with the job's cache folders, and with the network on even if the job is offline.
 
     Raises ConfigError for a cache folder that is named by a variable which does not exist here.
     """
@@ -112,13 +112,13 @@ def _fetching_environment(environ: Mapping[str, str], launch: LaunchConfig) -> d
                 f"launch.env.{name} = {launch.env[name]} cannot be resolved here: it names a variable that is not set "
                 f"on this machine. Export it as it is in the job, or name a folder that all nodes share."
             )
-    # `hf auth login` in the user's shell wrote there, wherever the job keeps its cache.
+    # `hf auth login` wrote the token to the shell's Hugging Face home. The job's home may differ.
     token = {"HF_TOKEN_PATH": environ.get("HF_TOKEN_PATH") or str(hugging_face.home(environ) / "token")}
     return {name: value for name, value in {**environ, **caches, **token}.items() if name not in _OFFLINE}
 
 
 def _work(action: str, config: Config, keys: Sequence[str], environ: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield the worker's result for each of `keys`. Raises LaunchError when it dies before the last one."""
+    """Yield the worker's result for each of `keys`. Raises LaunchError if the worker dies before its last result."""
     if not keys:
         return
     command = [sys.executable, "-m", "hpc_grpo.preflight.prefetch_worker", action, *keys]

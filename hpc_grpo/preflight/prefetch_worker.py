@@ -34,7 +34,7 @@ _WEIGHTS = tuple(
     for name in WEIGHT_FORMS
     for patterns in ((f"{name}.index.json", f"{Path(name).stem}-*{Path(name).suffix}"), (name,))
 )
-"""The files of each form of weights, the preferred form first; the first file of a form must be there."""
+"""File patterns of each form of weights, the preferred form first. A repository has a form if it has its first file."""
 
 _SETTINGS = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "additional_chat_templates/*.jinja")
 _NOT_SETTINGS = ("*.index.json", "adapter_*", "*requirements*.txt", "LICENSE*", "*license*.txt")
@@ -80,7 +80,7 @@ def _fetched(config: Config, item: Item) -> dict[str, Any]:
 def needed_files(name: str, files: Sequence[str]) -> list[str]:
     """Return the files of a model repository that training reads: settings, tokenizer and one form of the weights.
 
-    Raises ConfigError if transformers can load none of its forms.
+    Raises ConfigError if the repository has no weights that training can load.
 
     >>> needed_files("m", ["config.json", "README.md", "model.safetensors", "pytorch_model.bin", "onnx/model.onnx"])
     ['config.json', 'model.safetensors']
@@ -118,8 +118,8 @@ def problem(item: Item, error: BaseException) -> str:
         )
     if not names.isdisjoint({"RepositoryNotFoundError", "DatasetNotFoundError"}):
         return (
-            f"{item}: the hub has nothing of this name, or not for you, and there is no such folder here. "
-            f"Check the spelling; for a private one, {_TOKEN}."
+            f"{item}: the hub has none of this name that you may read, and there is no such folder here. "
+            f"Check the spelling; for a private repository, {_TOKEN}."
         )
     # A status means that the hub was reached, so the network works.
     answers = (getattr(one, "response", None) for one in chain)
@@ -135,7 +135,7 @@ def problem(item: Item, error: BaseException) -> str:
     if cut_off:
         return (
             f"{item}: no network, the hub cannot be reached from this machine ({_first_line(cut_off[-1])}). "
-            f"Run prefetch where there is one: on a login node; behind a proxy, with https_proxy set."
+            f"Run prefetch on a machine with network, such as a login node; behind a proxy, set https_proxy."
         )
     return _first_line(error) if str(item) in str(error) else f"{item} could not be fetched: {_first_line(error)}"
 
@@ -186,11 +186,11 @@ def _verify_dataset(config: Config, item: Item, source: SourceConfig) -> tuple[P
 
 
 def check_weights(folder: Path) -> None:
-    """Raise ConfigError that names the first file of the weights that is missing or cut short, without loading any."""
+    """Raise ConfigError for the first weight file that is missing or truncated. Loads no weights."""
     files = weight_files(folder)
     if not files:
         forms = " nor ".join(WEIGHT_FORMS)
-        raise ConfigError(f"{folder} has no weights: neither {forms}, whole or in parts. Fetch them too.")
+        raise ConfigError(f"{folder} has no weights: neither {forms}, whole or in parts. Run prefetch.")
     for file in files:
         if not file.is_file():
             raise ConfigError(f"{file} is missing: the index beside it names it. Run prefetch again.")

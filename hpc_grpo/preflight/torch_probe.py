@@ -16,7 +16,7 @@ from typing import Any
 
 _REPEATS = 3
 _NCCL_BYTES_FACTOR = 16
-"""Enlarges the tensor for NCCL: a faster network needs a larger one to be measured."""
+"""Enlarges the tensor for NCCL: to measure a faster network takes a larger tensor."""
 
 
 def main(rank: int, world_size: int, host: str, port: int, num_bytes: int, timeout_s: float) -> None:
@@ -37,9 +37,9 @@ def main(rank: int, world_size: int, host: str, port: int, num_bytes: int, timeo
         device = torch.device("cuda", 0) if backend == "nccl" else torch.device("cpu")
         factor = _NCCL_BYTES_FACTOR if backend == "nccl" else 1
         seconds = _all_reduce_s(torch.zeros(num_bytes * factor // 4, device=device))
-        found |= nccl_in_use()  # its plugin is loaded with its first group
+        found |= nccl_in_use()  # NCCL loads its plugin with its first group
         found[f"{backend}_gb_per_s"] = bus_gb_per_s(num_bytes * factor, world_size, seconds)
-        # Printed at once: what comes later may hang.
+        # Print this now: a later step may hang.
         print(json.dumps(found), flush=True)
         dist.barrier()  # the store is rank 0's; it must outlive the others
         dist.destroy_process_group()
@@ -52,7 +52,7 @@ def nccl_in_use() -> dict[str, str]:
 
     version = ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else ""
     maps = Path("/proc/self/maps").read_text()
-    # The plugin's name is free behind "libnccl-net"; aws-ofi-nccl installs both libnccl-net.so and libnccl-net-ofi.so.
+    # The plugin's name begins with "libnccl-net": aws-ofi-nccl installs libnccl-net.so and libnccl-net-ofi.so.
     plugin = mapped_library("libnccl-net", maps)
     return {"nccl_version": version, "nccl_library": mapped_library("libnccl.so", maps), "nccl_plugin": plugin}
 
@@ -83,7 +83,7 @@ def _rendezvous(host: str, port: int, timeout: timedelta, *, is_first: bool) -> 
 
 
 def bus_gb_per_s(num_bytes: int, world_size: int, seconds: float) -> float:
-    """Return the bus bandwidth of a ring all-reduce in 10^9 bytes a second: what one node sends.
+    """Return the bus bandwidth of a ring all-reduce in 10^9 bytes per second: the rate at which one node sends.
 
     >>> bus_gb_per_s(2_000_000_000, 2, 2.0)
     1.0

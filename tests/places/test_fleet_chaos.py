@@ -75,7 +75,7 @@ def test_postgresql_is_stopped_for_a_minute(five_vms: Bed) -> None:
         controller.start(layout, "postgres")
         fleet.wait_for_all("completed", 8, 180)
         assert {job["attempt"] for job in fleet.rows()["jobs"]} == {1}
-        assert "waits for it" in fleet.said()
+        assert "waits for the database" in fleet.said()
 
 
 def test_sshd_of_one_vm_is_frozen_and_it_turns_stale_then_lost(five_vms: Bed) -> None:
@@ -151,7 +151,7 @@ def test_a_vm_that_is_killed_and_started_anew_has_its_job_tried_again(five_vms: 
         time.sleep(5)
         five_vms.start("vm4")
         fleet.wait_for_all("completed", 1, 180)
-        assert reasons(fleet) == ["its runner died: the VM was started anew, or somebody killed it", ""]
+        assert reasons(fleet) == ["its runner died: the VM was restarted, or somebody killed the runner", ""]
         assert fleet.job("job-1")["retry_count"] == 1
 
 

@@ -1,1 +1,1 @@
-"""The node agent's process: manages Ray and all other processes of a run on one node."""
+"""The node agent's process: manages Ray, and so the actors, on one node."""

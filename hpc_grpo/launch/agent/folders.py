@@ -4,7 +4,7 @@ All are in folders where every user may create folders. The names of an attempt'
 nobody can guess: another user could create a folder with a known name first. Shared folders hold copies (stage.py),
 whose paths must be the same in every job. If another user has taken the name of a shared folder, LaunchError is raised.
 
-Each folder holds a file that its agents keep locked. The kernel drops the lock with the process. So an unlocked folder
+Each folder holds a file that its agents keep locked. The kernel drops the lock of a dead process. So an unlocked folder
 is a leftover. The next agent on the node removes it, because a store can hold 100 GB of memory. Owner and lock are
 checked on the opened folder, never by its name, which may be reused for another folder.
 """
@@ -28,7 +28,7 @@ from hpc_grpo.errors import LaunchError
 SHM = Path("/dev/shm")
 _PREFIX = "hg-"
 _LOCK_NAME = ".agent"
-_MAX_LOG_BYTES = 32 * 2**20  # a larger log of Ray is copied from its end only
+_MAX_LOG_BYTES = 32 * 2**20  # only the end of a larger log of Ray is copied
 
 
 class OwnedDir:
@@ -45,7 +45,7 @@ class OwnedDir:
             elsewhere = "" if parent == SHM else ", or set launch.local_dir to another folder, such as /tmp"
             raise LaunchError(
                 f"{parent} may be written by others and has no sticky bit (mode {stat.S_IMODE(mode):o}): they could "
-                f"replace a run's folders in it. Have chmod +t {parent} done{elsewhere}."
+                f"replace a run's folders in it. Run chmod +t {parent}, or have its owner run it{elsewhere}."
             )
         path.mkdir(mode=0o700)
         try:
@@ -55,7 +55,7 @@ class OwnedDir:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             os.write(self._lock, socket.gethostname().encode())
         except OSError:
-            shutil.rmtree(self.path)  # For example a full disk. Later agents recognize a leftover by its lock file.
+            shutil.rmtree(self.path)  # Remove it now: later agents recognize leftovers only by their lock file.
             raise
 
     def remove(self) -> None:
@@ -69,7 +69,7 @@ class OwnedDir:
 class SharedDir:
     """A folder with mode 0700 for all agents of this user on the node. The last of them removes it.
 
-    Agents share its lock; an agent that removes the folder locks it exclusively. `shared_dir` makes it.
+    Agents share its lock; an agent that removes the folder locks it exclusively. `shared_dir` creates it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -91,7 +91,7 @@ class SharedDir:
                 raise
             _keep_from_cleaners(folder)
             self._open = opened.pop_all()
-        if not self._takes(fcntl.LOCK_SH):  # the last agent that uses it removes it
+        if not self._takes(fcntl.LOCK_SH):  # another agent is removing it
             self.close()
             raise FileNotFoundError(path)
 
@@ -154,7 +154,7 @@ def _replace_torn(path: Path, folder: int) -> None:
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)  # only one of several agents does this
     except BlockingIOError:
-        raise LaunchError(f"{path} is in use and has lost its file {_LOCK_NAME}. Remove it once no job does.") from None
+        raise LaunchError(f"{path} is in use and lacks its file {_LOCK_NAME}. Remove it once no job uses it.") from None
     if os.path.samestat(os.fstat(folder), path.lstat()):
         _take_away(path)
 
@@ -166,7 +166,7 @@ def _keep_from_cleaners(folder: int) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder, its lock last: the next agent recognizes leftovers of a killed one by the lock."""
+    """Remove a folder, its lock last: by the lock, the next agent recognizes the leftovers of a killed agent."""
     for entry in path.iterdir():
         if entry.name != _LOCK_NAME:
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
@@ -178,7 +178,7 @@ def shm_dir_path(tag: str) -> Path:
 
 
 def sweep(parent: Path) -> list[Path]:
-    """Remove folders below `parent` whose agent of this user is dead, and return them. Never raises."""
+    """Remove this user's folders below `parent` whose agents are dead, and return them. Never raises."""
     removed: list[Path] = []
     for path in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError), contextlib.ExitStack() as opened:  # another user's, or gone

@@ -38,7 +38,7 @@ class Inside:
         return self.folder / f"{self.program}-pid"
 
     def wrap(self, command: Sequence[str], environ: Mapping[str, str], cwd: Path) -> tuple[list[str], dict[str, str]]:
-        self.pid_file.unlink(missing_ok=True)  # of the previous try
+        self.pid_file.unlink(missing_ok=True)  # left by the previous try
         return self.container.wrap(command, environ, cwd, labels_of(self.tag, self.program), self.pid_file)
 
     def end(self) -> None:
@@ -173,7 +173,7 @@ class LineReader:
         while True:
             try:
                 data = os.read(self._pipe.fileno(), 65536)
-            except OSError:  # nothing there yet; or the connection broke, because its process ended
+            except OSError:  # no data yet, or the process ended and the connection broke
                 return
             if not data:
                 return
@@ -182,7 +182,7 @@ class LineReader:
 
 
 class NodeProcess(LineReader):
-    """A module of ours on a node, with JSON lines over stdin and stdout, wherever the node is.
+    """A module of hpc-grpo on any node, with JSON lines over stdin and stdout.
 
     The module is the node agent or the program of `doctor`. `process` is the place's connection or start command.
     """

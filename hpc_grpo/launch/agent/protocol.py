@@ -39,9 +39,9 @@ ALIVE = b"alive\n"
 """Shows the supervisor that the agent is not stopped and, once Ray runs, that its loop runs."""
 
 _LIMIT_S, _URGENT_S = 20.0, 2.0  # time to send the logs
-_BEGIN = b'{"log"'  # of a line with a part of a log
+_BEGIN = b'{"log"'  # how a line with a part of a log begins
 _PART_BYTES = 1 << 18
-_MAX_FILE_BYTES = 8 << 20  # of a larger log only the end is sent
+_MAX_FILE_BYTES = 8 << 20  # only the end of a larger log is sent
 _MAX_BYTES = 64 << 20
 
 
@@ -51,7 +51,7 @@ class Order(enum.Enum):
     STACKS = b"stacks\n"
     """Ask all processes for their Python stacks."""
     LET_GO = b"let go\n"
-    """End at once after a signal to end, or at the next one: SIGKILL follows soon."""
+    """End at once if a signal has asked for the end, or when one does: SIGKILL follows soon."""
     NAME_STOPPED = b"name stopped\n"
     """Report and end processes that are stopped, however briefly: the driver's crash may come from one."""
 
@@ -60,7 +60,7 @@ class Order(enum.Enum):
 class OwnDisk:
     """The run's data for a node with its own disk. `run_dir` is a path on the head and on this node.
 
-    `token` is Ray's, a secret. `source` is the run's copy of this package, packed (run/source.py), "" without one.
+    `token` is Ray's token, a secret. `source` is the run's packed copy of this package (run/source.py), "" without one.
     `needs` maps config keys to files and folders that the node must have itself.
     """
 
@@ -76,7 +76,7 @@ class Stage:
     """The copies that a node makes on its own disk before Ray starts (launch/agent/stage.py); "" means no copy.
 
     `environment` is a virtual environment or its squashfs image. `weights` is the folder of a model. `compiled` is the
-    archive of compiled kernels, which need not exist. `version` is the version of the first two, as the head sees them.
+    archive of compiled kernels, which need not exist. `version` is `version_of` the first two on the head.
     """
 
     environment: str = ""
@@ -133,8 +133,8 @@ class NodeSpec:
         values = json.loads(line)
         if (version := values.get("version", "")) not in ("", __version__):
             raise LaunchError(
-                f"hpc-grpo {__version__} is installed on this node in {sys.prefix}, and the run goes with {version}: "
-                f"install that here too."
+                f"hpc-grpo {__version__} is installed on this node in {sys.prefix}, and the run uses {version}: "
+                f"install that version here too."
             )
         return TypeAdapter(cls).validate_python(values)
 
@@ -160,7 +160,7 @@ class NodeReport:
 
 
 def report_from_line(line: bytes) -> NodeReport | None:
-    """Parse a report from a line of the agent's stdout. None for other text, which srun and modules print there."""
+    """Parse a report from a line of the agent's stdout. Return None for other text: srun and modules print too."""
     try:
         values: Any = json.loads(line)
     except ValueError:
@@ -183,7 +183,7 @@ class Lease:
         self.head_address = ""
 
     def wait_for_spec(self) -> NodeSpec | None:
-        """Wait for the spec, skipping earlier heartbeats. None if stdin ends first."""
+        """Wait for the spec, skipping earlier heartbeats. Return None if stdin ends first."""
         while True:
             line, newline, rest = self._buffer.partition(b"\n")
             if newline:
@@ -199,10 +199,10 @@ class Lease:
         return time.monotonic() - self._heard
 
     def check(self, lease_s: float, wait_s: float) -> bool:
-        """Wait up to `wait_s` for a heartbeat; False once the lease is over."""
+        """Wait up to `wait_s` for a heartbeat. Return False once the lease is over."""
         before = time.monotonic()
         if before - self._heard > lease_s:
-            # Check before reading: a node that was suspended finds missed heartbeats in the pipe.
+            # Read once more before giving up: after a suspension of the node, heartbeats wait in the pipe.
             wait_s = max(wait_s, 2.0)
         if select.select([self._descriptor], [], [], wait_s)[0] and not self._read():
             self.ended_by = "the supervisor closed the connection"
@@ -249,7 +249,7 @@ def hand_over(folder: Path, stdout: IO[bytes], kept: Path, *, is_urgent: bool) -
 
 
 def take_part(line: bytes, attempt_dir: Path, node: str) -> bool:
-    """Write a part of a log from a node's line into the attempt's folder. False if the line is no part of a log.
+    """Write a node's part of a log into the attempt's folder. Return False if the line is no part of a log.
 
     A part that cannot be written is only reported: a log must not fail the run.
     """

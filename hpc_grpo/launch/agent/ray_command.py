@@ -55,7 +55,7 @@ _NUM_FIXED_PORTS = 7
 def ray_environment(
     environ: Mapping[str, str], spec: NodeSpec, ip: str, interface: str, shm_dir: str
 ) -> dict[str, str]:
-    """Return the variables of Ray, the actors and (on the head) the driver. Raises ConfigError as `check_resolved`."""
+    """Return the variables of Ray, actors and (on the head) the driver. Raises ConfigError like `check_resolved`."""
     check_resolved(spec.env, environ)
     # The other nodes' addresses are not known yet. Use their names, and the network for calls by address.
     nodes = [ip, (spec.head_address or "").partition(":")[0], network_of(interface), *spec.nodes]
@@ -65,12 +65,12 @@ def ray_environment(
     kept |= {"RAY_AUTH_TOKEN_PATH": spec.token_path, "VLLM_HOST_IP": ip, SHM_DIR_VARIABLE: shm_dir}
     kept |= collective_interfaces(interface, kept)
     if environ.get("DEBUG_RAY") == "1":
-        kept["RAY_DEBUG"] = "legacy"  # breakpoints of actors wait on loopback for `ray debug`, on their own node
+        kept["RAY_DEBUG"] = "legacy"  # an actor's breakpoint waits for `ray debug` on loopback
     # vLLM leaves files in TMPDIR. This folder is removed with the attempt.
     kept["TMPDIR"] = str(temp_dir_path(spec, environ))
     kept |= spec.contract_env
     for name in COPY_VARIABLES:
-        kept.pop(name, None)  # from another run, whose job started this one
+        kept.pop(name, None)  # set by the job of another run, if that job started this one
     kept |= staged_environment(spec.stage, local_dir(spec, environ), kept)
     python = python_of(spec, environ)
     if python != sys.executable:
@@ -277,7 +277,7 @@ def _ephemeral_ports() -> range:
 
 def _is_free(port: int) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As Ray's servers do; without it a port in TIME_WAIT from the last attempt counts as taken.
+        # Ray's servers set this too. Without it, a port in TIME_WAIT from the last attempt counts as taken.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))

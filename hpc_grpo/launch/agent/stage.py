@@ -88,7 +88,7 @@ def make_copies(
         begun, path = time.monotonic(), copies.get(kind)
         if path is not None and (folder := shared_dir(path, fill)) is not None:
             folders.append(folder)
-            say(f"{path} has its copy after {time.monotonic() - begun:.1f} s", sys.stderr)
+            say(f"copied to {path} in {time.monotonic() - begun:.1f} s", sys.stderr)
 
     def unpack_here(folder: Path) -> bool:
         unpack(Path(stage.compiled), folder, environ)
@@ -104,7 +104,7 @@ def make_copies(
     try:
         copy("compiled", unpack_here)
     except (LaunchError, OSError) as error:
-        say(f"Engines compile where they like: {error}", sys.stderr)
+        say(f"Engines compile without the cache of earlier jobs: {error}", sys.stderr)
         spec = replace(spec, stage=replace(stage, compiled=""))
     return spec, folders
 
@@ -180,8 +180,8 @@ def take_run(spec: NodeSpec, own_dir: Path, goes_on: Callable[[], bool], shows_u
     found = "another file is" if Path(spec.token_path).exists() else "nothing is"
     raise LaunchError(
         f"launch.disks = shared, but node {spec.node} does not see the head's run directory: {found} at "
-        f"{spec.token_path} there. Put run.root on a file system that all nodes see; or, where each has a disk of its "
-        f"own, set launch.disks=private."
+        f"{spec.token_path} there. Put run.root on a file system that all nodes see; or, if each node has its own "
+        f"disk, set launch.disks=private."
     )
 
 

@@ -29,7 +29,7 @@ STOPPED_S = 30.0
 
 @dataclass(frozen=True)
 class Watched:
-    """A process at present. `born` is its `start_time`, which distinguishes it from a later one with the same id."""
+    """A process to watch. `born` is its `start_time`, which distinguishes it from a later one with the same id."""
 
     name: str
     pid: int
@@ -41,7 +41,7 @@ class Watched:
         return self.pid, self.born
 
     def send(self, number: int) -> None:
-        """Send it a signal, unless it is gone and another process may have its id."""
+        """Send the process a signal, unless it is gone: another process may have its id."""
         if start_time(self.pid) == self.born:
             signal_all([self.pid], number)
 
@@ -71,7 +71,7 @@ class _Seen:
         if self.stopped_s > STOPPED_S:
             return self.why_stopped()
         if self.silent_s > (limit_s := self.process.beat.limit_s):
-            limit = f"{limit_s:.0f} s, by what it usually takes and the section deadlines"
+            limit = f"{limit_s:.0f} s, a limit from its longest pause and the section deadlines"
             return f"{self._named('made no progress')} for {self.silent_s:.0f} s; it is late after {limit}."
         return ""
 
@@ -114,7 +114,7 @@ class Watch:
         return _Seen(process, silent_s, before.stopped_s + since_s if is_stopped else 0.0, is_stopped)
 
     def _once(self, found: Sequence[Late]) -> list[Late]:
-        """Leave out processes that were reported before: a dead disk may keep one from ending."""
+        """Leave out processes that were reported before: a process that waits for a dead disk does not end."""
         new = [late for late in found if late.process.key not in self._told]
         self._told.update(late.process.key for late in new)
         return new

@@ -49,10 +49,10 @@ class News:
 
 @dataclass(frozen=True)
 class PreviousLink:
-    """A job before this one in the chain. `end` is the queue's end state; `left_s` its unused walltime, if known.
+    """A job before this one in the chain. `end` is the queue's end state; `left_s` the job's unused walltime.
 
-    `was_killed`: the job was killed before it released the run, whatever its record says. `left_an_attempt`: the job
-    has an attempt.json.
+    `was_killed`: the job was killed before it released the run, even if its record says otherwise. `left_an_attempt`:
+    the job has an attempt.json.
     """
 
     job_id: str
@@ -77,7 +77,7 @@ class PreviousLink:
 
     @property
     def could_not_tell(self) -> bool:
-        """Return whether the job ended before it could notify the user. The end at the time limit needs no notice."""
+        """Return whether the job ended before it could notify the user. An end at the time limit needs no notice."""
         if self.exit_kind == "resumable" or self.end.at_time_limit:
             return False
         return self.was_killed or self.exit_kind in ("running", "cancelled")
@@ -85,7 +85,7 @@ class PreviousLink:
 
 @dataclass(frozen=True)
 class StartFacts:
-    """The facts at the start of a link. `previous` is None in the job that the user submitted.
+    """The facts at the start of a link. `previous` is None in the first job of a chain.
 
     `attempts` and `stalled` count since that job; `stalled` are the latest attempts in a row without a new checkpoint.
     `node_hours` are all of the run's until now. `user_knows`: an earlier link has reported why it ended. `replaced_by`
@@ -107,7 +107,7 @@ class StartFacts:
 
 @dataclass(frozen=True)
 class StartDecision:
-    """Whether to train. `why` is "" in a job that the user submitted. `gave_up`: a limit or an error ends the chain.
+    """Whether to train. `why` is "" if a chain's first job trains. `gave_up`: a limit or an error ends the chain.
 
     `ends_chain`: if this job does not train, no later job may train either.
     """
@@ -122,7 +122,7 @@ class StartDecision:
 def decide_start(facts: StartFacts) -> StartDecision:
     """Decide whether a starting job trains, and which news the user gets."""
     if facts.replaced_by:
-        why = f"Job {facts.replaced_by} carries on in place of this one: nothing is left to it."
+        why = f"Job {facts.replaced_by} resumes the run in place of this one, which ends."
         return StartDecision(False, why, ends_chain=False)
     if (reason := _reason_to_end(facts)) is not None:
         why, gave_up = reason
@@ -133,8 +133,8 @@ def decide_start(facts: StartFacts) -> StartDecision:
         return StartDecision(True, "")
     how = f"ended as {previous.exit_kind}"
     if previous.exit_kind == "running":
-        how = f"ended without a word ({previous.end.state or 'and the queue does not know how'})"
-    why = f"Job {previous.job_id} {how}; carrying on."
+        how = f"ended without a record ({previous.end.state or 'unknown to the queue'})"
+    why = f"Job {previous.job_id} {how}; resuming the run."
     return StartDecision(True, why, news=News("retrying", why) if previous.could_not_tell else None)
 
 
@@ -144,14 +144,14 @@ def _reason_to_end(facts: StartFacts) -> tuple[str, bool] | None:
     if facts.is_complete:
         return "The run is complete.", False
     if facts.stop_asked:
-        return "The STOP file asks the run to end; hpc-grpo submit takes it up again.", False
+        return "The STOP file asks the run to end; hpc-grpo submit resumes the run.", False
     if facts.max_node_hours is not None and facts.node_hours >= facts.max_node_hours:
         used, limit = facts.node_hours, facts.max_node_hours
         return f"{used:.1f} node-hours have been used; launch.slurm.max_node_hours = {limit:g}.", True
     if previous is None:
         return None
     if previous.was_cancelled:
-        return f"Job {previous.job_id} was cancelled by the user; hpc-grpo submit takes it up again.", False
+        return f"Job {previous.job_id} was cancelled by the user; hpc-grpo submit resumes the run.", False
     if previous.exit_kind == "config":
         return f"The configuration must be changed first: {previous.why}", True
     if facts.stalled >= facts.max_stalled:
@@ -226,7 +226,7 @@ def within_node_hours(launch: LaunchConfig, used: float) -> LaunchConfig:
     if left_min * 60 < launch.bringup_deadline_s:
         raise ConfigError(
             f"The jobs of this run have taken {used:.1f} of launch.slurm.max_node_hours = {slurm.max_node_hours:g}: "
-            f"too little is left for another job of {launch.num_nodes} node(s). Raise it to go on."
+            f"too little is left for another job of {launch.num_nodes} node(s). Raise the limit to continue."
         )
     shorter = slurm.model_copy(update={"time_min": min(slurm.time_min, left_min)})
     return launch.model_copy(update={"slurm": shorter})

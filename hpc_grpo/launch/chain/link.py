@@ -37,7 +37,7 @@ _DISK_AGAIN_S = 30.0
 
 @dataclass(frozen=True)
 class LinkJob:
-    """The job of a link. `successor_of` is the job that queued it, "" if the user did; `driver` is its program.
+    """The job of a link. `successor_of` is the job before it in the chain, "" for the first; `driver` is its program.
 
     `by_hand`: the user submitted a script of their own, with its options. The attempt fills in `job_id` and `driver`.
     """
@@ -51,7 +51,7 @@ class LinkJob:
 class ChainLink:
     """This job as a link of its run's chain, and the jobs that wait behind this job.
 
-    `start`, `try_again` and `finish` need the run to be held. From `start` on, the record names this job's successor.
+    Call `start`, `try_again` and `finish` only with the run's lock. From `start` on, the record names the successor.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class ChainLink:
 
     @cached_property
     def _asked(self) -> LaunchConfig:
-        """The request for the next jobs: at first the record's, for a job by hand the config's. Raises OSError."""
+        """The launch options of the next jobs: the record's, or in a job by hand the config's. Raises OSError."""
         return self._launch if self._job.by_hand else read_chain(self._run).launch(self._launch)
 
     def _ask_what_was_given(self, queue: JobQueue) -> None:
@@ -119,21 +119,21 @@ class ChainLink:
     def have_two_wait(self, queue: JobQueue | None = None) -> None:
         """Keep two jobs waiting behind this one, unless the run is done. Failures are reported and retried.
 
-        This comes first in a link's life: after it, nothing that ends this job ends the chain. Only the query of this
+        A link calls this first: once two jobs wait, the end of this job cannot end the chain. Only the query of this
         job's options comes earlier, with ten seconds for an answer.
         """
         self._again_at = math.inf
         try:
             if self._run.is_complete() or self._run.stop_marker.exists() or self._is_left_behind():
                 return
-            # Before queueing: sbatch by hand may have another account, or more nodes, than the config.
+            # Before queueing: a job by hand may have another account, or more nodes, than the config.
             self._ask_what_was_given(queue or self._queue.in_a_hurry())
             self._queue_two(queue or self._queue)
         except ConfigError as error:
             say(f"No successor waits while this job runs: {error}")
         except (LaunchError, OSError) as error:
             pause_s = _DISK_AGAIN_S if isinstance(error, OSError) else _TRY_AGAIN_S
-            say(f"Two jobs are to wait behind this one, and do not yet. Trying again in {pause_s:.0f} s: {error}")
+            say(f"Two jobs should wait behind this one, but could not be queued. Retry in {pause_s:.0f} s: {error}")
             self._again_at = self._clock() + pause_s
 
     def _is_left_behind(self) -> bool:
@@ -148,7 +148,7 @@ class ChainLink:
         return record.begun_behind(own.job_id) or record.queued_instead(own.job_id, own.successor_of)
 
     def _queue_two(self, queue: JobQueue) -> None:
-        """Queue the missing ones of two jobs behind this one, if the limits allow, and record them.
+        """Queue jobs until two wait behind this one, as far as the limits allow, and record them.
 
         Raises LaunchError and OSError; a repeated call queues the rest. Raises ConfigError if no job waits and too few
         node-hours are left.
@@ -159,7 +159,7 @@ class ChainLink:
             while len(behind) < decide.FOLLOWERS and (job_id := self._queue_behind(record, behind, queue)):
                 self._queued[job_id] = (self._job.job_id, *behind)[-1]
                 behind.append(job_id)
-                say(f"Queued job {job_id}, which carries on if the jobs before it do not finish the run.")
+                say(f"Queued job {job_id}, which resumes if the jobs before it do not finish the run.")
         except ConfigError:
             if not behind:
                 raise
@@ -169,7 +169,7 @@ class ChainLink:
                 record = replace(record, successor=next(iter(record.followers(self._job.job_id)), ""))
             if record != read_chain(self._run):
                 write_chain(self._run, record)
-        if self._run.stop_marker.exists():  # written by `cancel` since this link started, before it saw the successor
+        if self._run.stop_marker.exists():  # written by `cancel_run`, which did not see the new jobs
             self._end_chain("The STOP file asks the run to end.")
 
     def _queue_behind(self, record: ChainRecord, behind: Sequence[str], queue: JobQueue) -> str:
@@ -200,7 +200,7 @@ class ChainLink:
         return EndedJob(self._before[0].job_id, is_gone=not self._before[0].end.lost_a_node)
 
     def decide(self) -> StartDecision:
-        """Decide whether this job trains. If it does not, end the chain."""
+        """Decide whether this job trains. If neither this nor a later job may train, end the chain."""
         own, launch, record = self._job, self._launch, read_chain(self._run)
         links = record.links_before(own.job_id, own.successor_of)
         decision = decide.decide_start(
@@ -236,7 +236,7 @@ class ChainLink:
         try:
             own, self._holds_run = self._job, True
             record = self._record().with_link(own.job_id, own.successor_of, newest_step(self._run), self._output)
-            # A successor queued with this job, or by it before the queue requeued it.
+            # It was queued together with this job, or by this job before a requeue.
             successor = next(iter(record.followers(own.job_id)), "")
             write_chain(self._run, replace(record.asking_for(self._asked), successor=successor, ended=""))
         except OSError as error:
@@ -244,14 +244,14 @@ class ChainLink:
             self._again_at = min(self._again_at, self._clock() + _DISK_AGAIN_S)
 
     def withdraw(self) -> None:
-        """Another job holds the run: remove a job by hand from the chain, with its followers, which are cancelled."""
+        """Remove a job by hand from the chain, and cancel its followers: another job holds the run."""
         if self._job.by_hand:
             with not_worth_the_run(_NO_RECORD):
                 record, own = self._cancel_followers(), self._job.job_id
                 write_chain(self._run, record.without([own, *record.followers(own)]))
 
     def try_again(self) -> None:
-        """Once the pause is over, queue and record again what failed: a killed job cannot do this at its end.
+        """Once the pause is over, retry failed queueing and recording: a killed job cannot do this at its end.
 
         The supervisor waits for this call, so the queue gets only ten seconds for an answer.
         """
@@ -275,13 +275,13 @@ class ChainLink:
                         pass
         except LaunchError as error:
             say(f"The successor of this job is left as it is: {error}")
-        with not_worth_the_run("What became of the run could not be read"):
+        with not_worth_the_run("The end of the run could not be read"):
             record = read_chain(self._run)
             has_successor = record.successor_behind(self._job.job_id) != ""
             self._news = decide.news_at_end(attempt, self._run.is_complete(), has_successor, record.ended)
 
     def tell(self) -> None:
-        """Run the user's command if there is news. Only after the run is released, because the command may read it."""
+        """Run `launch.notify` if there is news. Call this after the run is released: the command may read the run."""
         news, self._news = self._news, None
         if news is not None and self._launch.notify:
             notify(self._launch.notify, self._run, news)
@@ -294,8 +294,8 @@ class ChainLink:
         record = self._record()
         behind = record.followers(self._job.job_id)
         if behind and self._waiting(behind[0]) is None:
-            say(f"Job {behind[0]}, which was to carry on, is gone.")
-            self._queue.cancel(behind)  # the first too: it may be there again later
+            say(f"Job {behind[0]}, which should resume the run, is gone.")
+            self._queue.cancel(behind)  # the first too: it may reappear in the queue
             self._queued = {job_id: before for job_id, before in self._queued.items() if job_id not in behind}
             write_chain(self._run, record.without(behind))
         try:
@@ -330,7 +330,7 @@ class ChainLink:
             try:
                 self._queue.cancel(waiting)
             except LaunchError as error:
-                say(f"What waits behind this job ends when it starts: {error}")
+                say(f"The jobs behind this one were not cancelled, and end when they start: {error}")
         return record
 
 

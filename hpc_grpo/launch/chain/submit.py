@@ -33,7 +33,7 @@ _BETWEEN_SIGNALS_S = 0.5  # The receiver may see two signals in quick succession
 
 
 def attempt_command(run: RunDir, driver: str = DEFAULT_DRIVER, successor_of: str = "") -> str:
-    """Return the hpc-grpo arguments of a job. `successor_of` is the job that queues it, "" if the user does."""
+    """Return the hpc-grpo arguments of a job. `successor_of` is the job before it in the chain, "" for the first."""
     words = ["attempt", str(run.path)]
     if successor_of:
         words += ["--successor-of", successor_of]
@@ -43,7 +43,7 @@ def attempt_command(run: RunDir, driver: str = DEFAULT_DRIVER, successor_of: str
 
 
 def submit_run(run: RunDir, launch: LaunchConfig, driver: str, queue: JobQueue, after: str = "") -> str:
-    """Queue the jobs of `requested_launches` for a run that nothing trains. Return the first job's id.
+    """Queue the jobs of `requested_launches` for a run that no attempt trains. Return the first job's id.
 
     `after` is a job that must end first, "" for none. Raises LaunchError, and ConfigError without node-hours left.
     """
@@ -69,7 +69,7 @@ def submit_runs(request: JobRequest, runs: Sequence[RunDir], driver: str, queue:
         records[run] = read_chain(run).asking_for(request.launch)
         write_chain(run, records[run])
         run.slurm_logs.mkdir(exist_ok=True)
-    # Held until the record is written: a link may write it as well.
+    # The job is held until the record is written, because a running job writes the record too.
     job_id = queue.submit(replace(request, launch=first, is_held=has_further))
     firsts = [job_of_task(job_id, number) for number in request.tasks] or [job_id]
     queued = [job_id]
@@ -102,7 +102,7 @@ def _queue_followers(
 ) -> Iterator[str]:
     """Queue follow-on jobs behind a run's first job, yield the id of each, and record all of them.
 
-    Raises LaunchError only if jobs cannot submit: otherwise the running job queues the missing ones.
+    Raises LaunchError only if jobs cannot submit jobs: otherwise the running job queues the missing jobs.
     """
     jobs = [first]
     try:
@@ -122,7 +122,7 @@ def _queue_followers(
 
 
 def refuse_if_trained(run: RunDir, queue: JobQueue) -> None:
-    """Raise RunHeldError if an attempt trains the run. The queue may know first that a job of the run is over."""
+    """Raise RunHeldError if an attempt trains the run. An owner whose job is over in the queue does not count."""
     jobs = {link.job_id for link in read_chain(run).links}
 
     def is_over(owner: LockOwner) -> bool:
@@ -173,7 +173,7 @@ def requested_launches(run: RunDir, launch: LaunchConfig) -> list[LaunchConfig]:
         try:
             requested.append(decide.within_node_hours(launch, used))
         except ConfigError:
-            break  # as many as the ceiling allows
+            break  # queue as many as max_node_hours allows
     return requested
 
 

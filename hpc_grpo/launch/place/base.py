@@ -19,8 +19,8 @@ from hpc_grpo.run.paths import RunDir
 class Allocation:
     """The nodes of one attempt. `nodes[0]` is the head, where supervisor and driver run.
 
-    `num_cpus[i]` belongs to `nodes[i]`. `this_node` is None if this process runs on none of them, as in salloc's shell
-    on the login node. `ends_at` is in unix seconds; None: no known limit.
+    `num_cpus[i]` belongs to `nodes[i]`. `this_node` is None if this process runs on none of them, for example in
+    salloc's shell on the login node. `ends_at` is in unix seconds; None: no known limit.
     """
 
     job_id: str
@@ -34,7 +34,7 @@ class Allocation:
         return self.nodes[0]
 
     def only(self, names: Sequence[str]) -> Allocation:
-        """Leave out the nodes that are not among `names`."""
+        """Return the allocation with only the nodes in `names`."""
         kept = [pair for pair in zip(self.nodes, self.num_cpus, strict=True) if pair[0] in names]
         return replace(self, nodes=tuple(node for node, _ in kept), num_cpus=tuple(cpus for _, cpus in kept))
 
@@ -57,7 +57,7 @@ class End:
 
 
 class NodeConnection(Protocol):
-    """A process on a node, over a connection that the node opened. Has the part of subprocess.Popen that is used.
+    """A process on a node, over a connection that the node opened. Has the used part of subprocess.Popen.
 
     `stdin` and `stdout` are ends of the connection. `returncode` is LOST_CODE once the connection is closed.
     """
@@ -74,7 +74,7 @@ class NodeConnection(Protocol):
 
 
 LOST_CODE = 255
-"""Exit code of a start command whose connection broke: ssh's, and that of nodes that dialed in."""
+"""Exit code of an agent's process after its connection broke: ssh exits with it, and `NodeConnection` returns it."""
 AGENT_ENDED = "its agent ended with exit code"
 """Beginning of the reason of a loss if the agent's start command ended. The exit code follows."""
 LOST_AGENT = f"{AGENT_ENDED} {LOST_CODE}"
@@ -103,8 +103,8 @@ class Place(Protocol):
     dashboard_port: int = 0
 
     def for_run(self, run: RunDir, launch: LaunchConfig) -> Place:
-        """Return the place with this run's settings. Raises ConfigError for settings that it cannot satisfy."""
-        refuse_hosts(launch, f"the place is {self.name}, whose nodes are known without them")
+        """Return the place with this run's settings. Raises ConfigError for settings that the place cannot satisfy."""
+        refuse_hosts(launch, f"the place is {self.name}, which has its own nodes")
         return self
 
     def allocation(self) -> Allocation:
@@ -121,18 +121,18 @@ class Place(Protocol):
         return dict(environ)
 
     def connection(self, node: str, command: Sequence[str], log: IO[bytes]) -> NodeConnection | None:
-        """Run `command` on a node that holds a connection to us. None: a start command is needed.
+        """Run `command` on a node that holds a connection to us. Return None if a start command is needed.
 
         `log` receives messages about the connection, like the stderr of a start command.
         """
         return None
 
     def carried_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables to send to an agent, because its start command does not carry them."""
+        """Return the variables to send to an agent: those that its start command does not carry."""
         return {}
 
     def interface(self, node: str) -> str | None:
-        """Return the network interface by which a node is known to reach the others. None: its settings decide."""
+        """Return the network interface by which a node is known to reach the others; None: the default route's."""
         return None
 
     def is_node_failure(self, said: str) -> bool:
@@ -147,7 +147,7 @@ class Place(Protocol):
         return before.only(answering)
 
     def owner_lives(self, owner: LockOwner) -> bool | None:
-        """Return whether a run's owner on another host lives; None if only its beats can show that."""
+        """Return whether a run's owner on another host lives; None if only the beats in its lock can show that."""
         return None
 
     def close(self, end: End) -> None:
@@ -159,8 +159,8 @@ def refuse_hosts(launch: LaunchConfig, why: str) -> None:
     """Raise ConfigError for `launch.hosts`, which has no effect here. `why` is the end of the message's sentence."""
     if launch.hosts:
         raise ConfigError(
-            f"launch.hosts = {', '.join(launch.hosts)} are for `hpc-grpo train` on one of them, in no job: it reaches "
-            f"the others by ssh. Here {why}. Set launch.hosts=[] to take those."
+            f"launch.hosts = {', '.join(launch.hosts)} are for `hpc-grpo train` on one of them, in no job; it reaches "
+            f"the other hosts by ssh. Here {why}. Set launch.hosts=[] to use these nodes."
         )
 
 

@@ -3,9 +3,9 @@
 The supervisor and the node agents stay on the host, which has the scheduler's commands and the processes to watch. A
 program shares the node's processes, network, host name and shared memory, runs as the same user and finds the run, the
 model and the data under the same paths. The engine's client forwards signals and exits with the program's exit code.
-The program may outlive its client. So it writes its process id to a file, and labels on its container allow to end it.
+A program may outlive its client. So it writes its process id to a file, and its container has labels for `end`.
 
-`python -m hpc_grpo.launch.place.container CONTAINER MODULE` becomes a module of ours in a container on this node.
+`python -m hpc_grpo.launch.place.container CONTAINER MODULE` runs a module of hpc-grpo in a container on this node.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ GPU_OPTIONS: dict[Engine, tuple[str, ...]] = {
     "podman": ("--device=nvidia.com/gpu=all",),  # CDI
     "podman-hpc": ("--gpu",),
     "apptainer": ("--nv",),
-    "enroot": ("--env=NVIDIA_VISIBLE_DEVICES=all", "--env=NVIDIA_DRIVER_CAPABILITIES=compute,utility"),  # its hook's
+    "enroot": ("--env=NVIDIA_VISIBLE_DEVICES=all", "--env=NVIDIA_DRIVER_CAPABILITIES=compute,utility"),  # its hook
 }
-"""Options that give a container all GPUs of the node. CUDA_VISIBLE_DEVICES selects among them, as usual."""
+"""Options that give a container all GPUs of the node. CUDA_VISIBLE_DEVICES selects among them."""
 
 OF_THE_HOST = frozenset(
     (
@@ -49,12 +49,12 @@ OF_THE_HOST = frozenset(
         *("CUDA_HOME", "CUDA_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "HOSTNAME", "_"),
     )
 )
-"""Variables for the host's software. An image has its own, unless launch.env or launch.pass_env names them."""
+"""Variables of the host's software. A container gets them only if launch.env or launch.pass_env names them."""
 
 _OF_THE_CLIENT = frozenset(("PATH", "LD_LIBRARY_PATH", "TMPDIR", "HOME"))
-"""Variables set inside the container alone: outside, the engine's client needs its own. None is a secret."""
+"""Variables to set only inside the container: the engine's client needs its own values. None is a secret."""
 
-_DEVICES = ("infiniband", "cxi*")  # networks in /dev that collectives use past the kernel
+_DEVICES = ("infiniband", "cxi*")  # in /dev: networks that bypass the kernel
 _LIMITS = ("nofile", "nproc", "memlock", "core")
 """Limits to pass on. An engine's own limits allow too few open files for Ray, or allow core dumps with secrets."""
 
@@ -95,8 +95,8 @@ class Container:
             why = run_command([self.engine, "image", "inspect", "--format={{.Id}}", self.image], _ASK_S).error
         if why:
             raise ConfigError(
-                f"launch.container.image = {self.image}: {node} does not have it ({why}). Bring it there, as with "
-                f"`{self.engine} pull`, or load it on every node; a job fetches none by itself."
+                f"launch.container.image = {self.image}: {node} does not have it ({why}). Put it there, for example "
+                f"with `{self.engine} pull` on every node: a job pulls no image."
             )
 
     def wrap(
@@ -113,8 +113,8 @@ class Container:
         the values of `_OF_THE_CLIENT`, which are no secrets, may be in argv.
         """
         kept = [name for name in environ if name in self.named or name not in OF_THE_HOST]
-        passed = {name: environ[name] for name in kept if name.isidentifier()}  # no functions of a shell
-        passed["PYTHONNOUSERSITE"] = "1"  # packages in the home are another Python's
+        passed = {name: environ[name] for name in kept if name.isidentifier()}  # leaves out functions of a shell
+        passed["PYTHONNOUSERSITE"] = "1"  # packages in the user's home are for another Python
         inner = [self.python, *command[1:]]
         if pid_file is not None:
             inner = ["sh", "-c", _RECORD_PID, str(pid_file), *inner]
@@ -149,7 +149,7 @@ class Container:
         return [program, "run", *options, self.image, *inner], told
 
     def end(self, labels: Sequence[str]) -> None:
-        """End the containers that have all of `labels`, even without clients. Prints failures."""
+        """End the containers that have all of `labels`, even if their clients have ended. Prints failures."""
         if self.engine in ("apptainer", "enroot"):  # their programs are processes like any others
             return
         filters = [f"--filter=label={label}" for label in labels]
@@ -181,13 +181,13 @@ def labels_of(tag: str, program: str = "") -> list[str]:
 
 
 def exit_code(code: int | None) -> int | None:
-    """Return a program's exit code from its client's: engines report 137 after SIGKILL, not -9."""
+    """Convert a client's exit code to its program's, such as 137 to -9: engines report 137 after SIGKILL."""
     # A code above the last signal's is the client's own, such as podman's 255.
     return 128 - code if code is not None and 128 < code < 128 + signal.NSIG else code
 
 
 def node_command(container: Container | None, module: str) -> list[str]:
-    """Return the command that runs a module of ours on a node, in a container if there is one."""
+    """Return the command that runs a module of hpc-grpo on a node, in `container` if it is not None."""
     if container is None:
         return own_command("-m", module, flags=["-E"])
     return own_command("-m", __name__, json.dumps(asdict(container)), module, flags=["-E"])
@@ -225,7 +225,7 @@ def _limit(name: str) -> str:
 
 
 def _folders(texts: Iterable[str]) -> list[str]:
-    """Return the outermost folders of the paths in `texts`, or of their nearest parents, without the system's."""
+    """Return the folders to mount for the paths in `texts`: existing and outermost, without folders of the system."""
     folders: list[Path] = []
     for text in texts:
         with suppress(OSError, ValueError):  # text that is no path, or too long for one
@@ -238,7 +238,7 @@ def _folders(texts: Iterable[str]) -> list[str]:
 
 
 def main() -> None:
-    """Become the module in a container, or exit with the reason why not."""
+    """Replace this process by the module in a container, or exit with an error."""
     container, module = Container(**json.loads(sys.argv[1])), sys.argv[2]
     try:
         container.refuse_absent()

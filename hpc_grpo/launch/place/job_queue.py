@@ -27,8 +27,8 @@ class JobRequest:
     largest number of tasks that run at the same time; None for no limit.
 
     `after` are jobs that must have ended, in any way. `is_held`: it waits until it is released. `keeps_shell`: traps of
-    the setup lines run at its end, but the queue's signals do not reach the command. `name` is unique, also in the
-    queue. `may_be_queued`: an earlier try with this name failed, but the queue may have taken the job.
+    the setup lines run at the job's end, but the queue's signals do not reach the command. `name` is unique, even in
+    the queue. `may_be_queued`: an earlier try with this name failed, but the queue may have taken the job.
     """
 
     run: RunDir
@@ -104,7 +104,7 @@ class JobQueue(Protocol):
         """Return the job script. Raises ConfigError for options that may not be requested."""
 
     def submit(self, request: JobRequest) -> str:
-        """Queue the job and return its id. Raises LaunchError in the scheduler's words, ConfigError as `render`.
+        """Queue the job and return its id. Raises LaunchError in the scheduler's words, ConfigError like `render`.
 
         Raises JobInDoubtError if the queue may have taken the job.
         """
@@ -132,12 +132,12 @@ class JobQueue(Protocol):
 
 
 def job_python(launch: LaunchConfig) -> str:
-    """Return the Python of jobs: `launch.python`, else this one. Raises ConfigError if this one lacks Ray."""
+    """Return the Python of jobs: `launch.python`, else this Python. Raises ConfigError if this Python lacks Ray."""
     if launch.python is not None:
         return launch.python
-    if launch.container is None and find_spec("ray") is None:  # in a container, training uses the image's
+    if launch.container is None and find_spec("ray") is None:  # in a container, training uses the image's Python
         raise ConfigError(
-            f"This Python has no Ray, and jobs would run it: {sys.executable}. Set launch.python to that of an "
+            f"This Python has no Ray, and jobs would run it: {sys.executable}. Set launch.python to the Python of an "
             f"installation with Ray (pip install -e '.[gpu]') on a file system that the nodes see."
         )
     return sys.executable

@@ -88,7 +88,7 @@ class SshPlace(LocalPlace):
         self._allocation: Allocation | None = None
 
     def allocation(self) -> Allocation:
-        """Query the hosts' CPUs by ssh. Raises NodesUnavailableError, and ConfigError if no host is this machine."""
+        """Return the hosts and their CPUs. Raises NodesUnavailableError, and ConfigError if no host is this machine."""
         if self._allocation is None:
             head = self._own_host()
             others = [host for host in self._hosts.values() if host != head]
@@ -114,14 +114,14 @@ class SshPlace(LocalPlace):
         left, lost = before.only(answering), [node for node in before.nodes if node not in answering]
         if len(left.nodes) < (self._least or len(before.nodes)):
             raise NodesUnavailableError(
-                f"{', '.join(lost)} cannot be reached any more; launch.min_nodes goes on with fewer than "
+                f"{', '.join(lost)} cannot be reached any more; launch.min_nodes=N allows fewer nodes than "
                 f"{len(before.nodes)}.",
                 lost,
             )
         return left
 
     def owner_lives(self, owner: LockOwner) -> bool | None:
-        """Ask the host of a run's owner whether its process lives. None: no answer, or a container hides it."""
+        """Ask the host of a run's owner whether the owner's process lives. None: no answer, or a container hides it."""
         host = self._hosts.get(owner.host)
         if host is None or not owner.boot_id:
             return None
@@ -152,8 +152,8 @@ def _count_cpus(host: Host) -> int:
     if answer.error or not answer.text.strip().isdecimal():
         why = (answer.error or answer.text.strip()).rstrip(".")
         raise NodesUnavailableError(
-            f"launch.hosts: {host.name} cannot be reached by ssh: {why}. It must let you in without a question, and be "
-            f"known: try {shlex.join(host.command('true'))}",
+            f"launch.hosts: {host.name} cannot be reached by ssh: {why}. ssh must log in without a prompt, and know "
+            f"the host's key: try {shlex.join(host.command('true'))}",
             [host.name],
         )
     return int(answer.text)

@@ -28,7 +28,7 @@ SILENT_AGENT_S = 60.0
 
 
 class AgentLink(NodeProcess):
-    """A node agent, running or ended. `up` is its report once Ray runs. `late` has the reasons why it ended processes.
+    """A node agent, running or ended. `up` is its report once Ray runs. `late` has the reasons why it killed processes.
 
     `is_told` means that SIGTERM or SIGHUP asked the agent to end. Only `send` may be called from other threads.
     """
@@ -60,7 +60,7 @@ class AgentLink(NodeProcess):
         with self._writing, contextlib.suppress(OSError):  # On a broken pipe, `loss` returns the reason.
             while rest:
                 if not select.select([], [stdin], [], SILENT_AGENT_S)[1]:
-                    self._failure = f"its agent took nothing for {SILENT_AGENT_S:.0f} s of what it is told"
+                    self._failure = f"its agent read none of its input for {SILENT_AGENT_S:.0f} s"
                     return
                 rest = rest[os.write(stdin, rest) :]
 
@@ -71,7 +71,7 @@ class AgentLink(NodeProcess):
         """
         if self._writing.acquire(blocking=waits):
             try:
-                os.write(self.stdin.fileno(), line)  # of a few bytes a pipe takes all, or none
+                os.write(self.stdin.fileno(), line)  # a pipe takes all of a few bytes, or none
             except OSError:
                 return  # The agent has ended or is stuck: `loss` and the agent's lease handle both.
             finally:
@@ -137,7 +137,7 @@ class AgentLink(NodeProcess):
         return not self._was_killed
 
     def node_answers(self) -> bool:
-        """Return True if the node is still reachable after `wait`: then only its agent died, for example of memory.
+        """Return True if the node is reachable after `wait`: then only its agent died, for example for lack of memory.
 
         A node that reports its own exit counts as lost: a worker after Ctrl+C, for example.
         """

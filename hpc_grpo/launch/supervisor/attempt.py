@@ -54,7 +54,7 @@ def run_attempt(
     """
     config = read_config(run)
     if missing := [name for name in config.launch.pass_env if not name.endswith("*") and name not in os.environ]:
-        say(f"launch.pass_env: training goes without {', '.join(missing)}, which this shell does not have.")
+        say(f"launch.pass_env: training runs without {', '.join(missing)}, which this shell does not set.")
     place = (place or find_place()).for_run(run, config.launch)
     queue = place.queue if origin else None
     if run.is_complete() and queue is None:  # Even for a complete run, a job must record that its chain has ended.
@@ -71,7 +71,7 @@ def run_attempt(
             words = ["attempt", str(run.path), "--driver", driver, "--link" if origin else "--no-link"]
             words += ["--successor-of", origin.successor_of] if origin else []
             command = [job_python(config.launch), "-E", *entry(run), *words]
-            # Becomes a process of the head node: salloc leaves its shell on the login node.
+            # Replace this process by one on the head node: salloc leaves its shell on the login node.
             argv, environ = place.start_command(allocation.head, command), place.start_environment(os.environ)
             if comes_back:
                 return run_in_foreground(argv, environ)
@@ -82,7 +82,7 @@ def run_attempt(
         container = container_of(config.launch, config, [run.path, folder, tokenized_data(config)])
         if container is not None:
             container.refuse_absent()
-        # Drivers given as a file are those of tests. Most start no engines, so templates would import for nothing.
+        # Only tests give a driver as a file. Most of these start no engines, so templates would import for nothing.
         has_templates, stage = not driver.endswith(".py"), stage_of(config, folder, os.environ)
         number = run.next_attempt_number()
         setup = AttemptSetup(
@@ -110,7 +110,7 @@ def _close(place: Place, end: End) -> None:
 
 
 def allocation_of(place: Place, is_patient: bool, sleep: Callable[[float], None] = time.sleep) -> Allocation:
-    """Return the nodes of this attempt. `is_patient`: retry for about two minutes: an error would end the chain."""
+    """Return the attempt's nodes. With `is_patient`, retry for about two minutes: an error would end the chain."""
     for pause_s in _ASK_AGAIN_S if is_patient else ():
         try:
             return place.allocation()
@@ -139,7 +139,7 @@ def _end_of_chain(run: RunDir, link: ChainLink) -> int | None:
 
 
 def close_record(run: RunDir, owner: LockOwner) -> None:
-    """Write the last sign of life of a killed attempt, known from its lock, into its record as its end."""
+    """Write the end of a killed attempt into its record: the time of its last beat, which its lock has."""
     for record in read_attempts(run):
         if record.attempt == owner.attempt and record.ended_at is None:
             record.ended_at = owner.beat_at

@@ -33,7 +33,7 @@ from hpc_grpo.system.processes import ProcessIdentity
 class AttemptSetup:
     """Data that all parts of an attempt need.
 
-    `container` surrounds all of training. `has_templates`: the driver's actors are forked from templates. `stage`:
+    `container` is that of all training programs. `has_templates`: the driver's actors are forks of templates. `stage`:
     copies that nodes make on their own disks. `nonce`, new for each start of Ray, makes folder names unguessable.
     """
 

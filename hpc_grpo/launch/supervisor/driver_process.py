@@ -35,7 +35,7 @@ class Driver:
     def __init__(
         self, command: Sequence[str], env: Mapping[str, str], cwd: Path, log_path: Path, inside: Inside | None = None
     ) -> None:
-        """Start the driver in `cwd`. A container shares a folder with this process, instead of descriptors."""
+        """Start the driver in `cwd`. In a container, it shares a folder with this process, not descriptors."""
         self._terminal = sys.stdout.isatty()
         self._log = when_there_is_space(lambda: log_path.open("ab", buffering=0), log_path.name)
         self._printed = b""
@@ -65,7 +65,7 @@ class Driver:
         return self._printed.decode(errors="replace")
 
     def pump(self) -> bool:
-        """Forward the output. Returns False once no more can come."""
+        """Forward the output. Return False once no more can come."""
         while True:
             try:
                 data = os.read(self._reader, 65536)
@@ -94,7 +94,7 @@ class Driver:
             fcntl.ioctl(self._reader, termios.TIOCSWINSZ, size)
 
     def forward(self, sig: int) -> None:
-        """Forward a signal. A signal that needs a handler goes only to a driver that has one: it would kill others.
+        """Forward a signal. SIGUSR1 and STACKS_SIGNAL go only to a driver with a handler: they would kill it otherwise.
 
         A driver that has no handlers yet gets SIGTERM for SIGINT: Python would answer SIGINT with a traceback.
         """
@@ -110,7 +110,7 @@ class Driver:
     def why_late(self) -> str:
         """Return why the driver is late, in a sentence; "" if it is not late. Call it about every second.
 
-        Reads the driver's pulse, and so what its present `work` is.
+        Also updates `work` from the driver's pulse.
         """
         pid, pulse = self.program.pid, read_pulse(self._pulse)
         self.work = pulse.work

@@ -52,7 +52,7 @@ class Nodes:
         return self._setup.allocation.nodes
 
     def start(self) -> None:
-        """Write Ray's token and start an agent on every node. Raises ConfigError if an asked dashboard is missing."""
+        """Write Ray's token and start an agent on every node. Raises ConfigError if Ray lacks a requested dashboard."""
         if self._setup.launch.ray_dashboard and self._setup.container is None:
             refuse_without_dashboard()
         self._begun = time.monotonic()
@@ -70,7 +70,7 @@ class Nodes:
             log_dir = self._setup.dir / "nodes" / node
             self._links.append(AgentLink(self._setup.place, node, log_dir, has_own_disk=is_away))
         self._links[0].send_spec(self._setup.node_spec(self.names[0], ""))
-        for link in self._links[1:]:  # they make their copies while the head comes up
+        for link in self._links[1:]:  # these nodes make their copies while the head comes up
             link.send_spec(self._setup.joining_spec(link.node))
         self._heartbeats = Heartbeats(self._links)
 
@@ -142,7 +142,7 @@ class Nodes:
             link.send(order.value)
 
     def tear_down(self, deadline_s: float) -> list[str]:
-        """End all leases and wait for the agents; returns the nodes that took too long and were killed."""
+        """End all leases and wait for the agents. Return the nodes whose agents took too long and were killed."""
         if self._watch is not None:
             self._watch.close()
         if self._heartbeats is not None:
@@ -214,7 +214,7 @@ class RayWatch:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._program.send(signal.SIGKILL)  # It can be killed: Ray drops its connection.
+            self._program.send(signal.SIGKILL)  # SIGKILL does no harm: Ray drops the connection.
             self._program.end(grace_s=2.0)
 
     def _start(self) -> tuple[Program, LineReader]:

@@ -1,4 +1,4 @@
-"""A server that rewards call, started beside the head and ended with the attempt: `launch.reward_server`."""
+"""A server that rewards call. It starts on the head and ends with the attempt: `launch.reward_server`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class RewardServer:
-    """The running server; `log` has its output. A dead server is restarted, and rewards wait for it.
+    """The running server, with its output in `log`. A dead server is restarted; rewards wait for it.
 
     The process on its port receives prompts and decides scores. So it must be a descendant of this process.
     """
@@ -90,11 +90,11 @@ class RewardServer:
     def _refuse_others(self) -> None:
         """Raise NodesUnavailableError if a process that is not below this one listens on the server's port."""
         before = self._others()
-        still = self._others() if before else {}  # not a socket whose process ended between two looks
+        still = self._others() if before else {}  # leaves out a socket whose process ended between two looks
         for user in (before[inode] for inode in before.keys() & still.keys()):
             whose = "another process of yours" if user == os.geteuid() else f"a process of user {user}"
             self._fail(
-                f"cannot have port {self._port}: {whose} listens there, and would be sent what rewards ask. "
+                f"cannot have port {self._port}: {whose} listens there, and would receive the rewards' requests. "
                 f"Choose another port in launch.reward_server and in the reward's url"
             )
 
@@ -118,7 +118,7 @@ class RewardServer:
                 ) from error
 
     def _guard_workers(self) -> None:
-        """End the server's workers too if this process is killed: the kernel signals only the server."""
+        """Start a guard that ends the server's workers if this process is killed: the kernel ends only the server."""
         if self._guard is not None:
             with self._guard as of_the_server_before:
                 of_the_server_before.kill()
@@ -130,7 +130,7 @@ class RewardServer:
             with _DIRECTLY.open(self._asked.health_url, timeout=_ANSWER_S):
                 return True
         except urllib.error.HTTPError as error:
-            return error.code < 500  # It is there, and may need a token.
+            return error.code < 500  # The server runs, and may need a token.
         except (OSError, ValueError):
             return False
 

@@ -40,11 +40,11 @@ from hpc_grpo.system.signals import Signals
 
 _LOOK_S = 1.0
 _TEARDOWN_DEADLINE_S = 45.0
-_REFORM_DEADLINE_S = 30.0  # a node whose agent has not ended in order by then is taken for lost
+_REFORM_DEADLINE_S = 30.0  # a node whose agent has not ended by then counts as lost
 
 
 class Supervisor:
-    """Sees an attempt through. Calls `chore` about every second with the driver's present work, while it runs."""
+    """Runs an attempt to its end. Meanwhile calls `chore` about every second with the driver's current work."""
 
     def __init__(self, setup: AttemptSetup, nodes: Nodes, driver_command: Sequence[str]) -> None:
         self._run, self._dir = setup.run, setup.dir
@@ -64,7 +64,7 @@ class Supervisor:
     def run(self) -> int:
         """Run the attempt and return the exit code to end with. Raises HpcGrpoError if Ray did not come up."""
         adopt_orphans()
-        # The owner of the lock before may have saved while it was waited for.
+        # The lock's previous owner may have saved a checkpoint while this process waited.
         self._state = replace(self._state, step=newest_step(self._run))
         with self._signals, space_awaited_while(self._refuse_where_end_is_asked):
             try:
@@ -77,7 +77,7 @@ class Supervisor:
                 self._processes.start()
                 self._see_it_through()
             except BaseException as error:
-                # Of any type: the record tells later why the attempt ended.
+                # Catch every type: the record must say why the attempt ended.
                 end = transitions.end_by_error(error, self._state.signalled)
                 self.record.end(end.kind, end.code, end.why)
                 raise
@@ -179,7 +179,7 @@ class Processes:
     def wait(self) -> None:
         """Wait up to 0.2 s for output, and read it. Continue Ray's start, and restart a dead reward server.
 
-        Raises NodesUnavailableError if another process has the server's port.
+        Raises NodesUnavailableError if another process has the reward server's port.
         """
         ready = select.select([*self.nodes.sources(), self.driver.fileno()], [], [], 0.2)[0]
         self.nodes.advance()

@@ -6,15 +6,15 @@ file or starts a process: `Supervisor` observes the events, `Processes` performs
     phase     event               actions, in order                                     next phase
     --------  ------------------  ----------------------------------------------------  -------------------
     bring_up  RAY_READY           PUBLISH_RAY                                           training
-    bring_up  BringUpFailed       Fail; with nodes lost before, or that may come back,  over
-                                  as lost nodes (below)
+    bring_up  BringUpFailed       Fail; if nodes were lost before or may come back, as  over
+                                  for lost nodes (below)
     bring_up  asked to end        Forward, SAVE_RECORD, Fail; also after NODES_TOLD     over
     training  asked to end        Forward, SAVE_RECORD; after SIGTERM and SIGHUP        training
                                   ASK_QUEUE, and KILL_DRIVER after the place's grace
     training  NODES_TOLD          Forward, SAVE_RECORD, ASK_QUEUE; KILL_DRIVER as       training
                                   above
-    training  it is preempted     KILL_DRIVER shortly before its end                    training
-    training  it is cancelled     LET_NODES_GO                                          training
+    training  job is preempted    KILL_DRIVER shortly before the job's end              training
+    training  job is cancelled    LET_NODES_GO                                          training
     training  asked to end again  Forward, SAVE_RECORD; KILL_DRIVER now                 training
     training  NodesLost           SAVE_RECORD, Say; KILL_DRIVER in 10 s                 training
     bring_up  DriverEnded         see "how the driver ended"                            see below
@@ -23,7 +23,7 @@ file or starts a process: `Supervisor` observes the events, `Processes` performs
     settling  3 s, NodesLost      see "how the driver ended"                            see below
     any       SIGUSR1             Forward: walltime ends, the driver checkpoints        the same
     any       DriverStuck         WRITE_STACKS; KILL_DRIVER in 5 s                      the same
-    any       ProcessLate         NoteLate: the driver replaces it, or ends with it     the same
+    any       ProcessLate         NoteLate: the driver replaces the process or crashes  the same
 
     how the driver ended         if a retry may help                                    else
     ---------------------------  -----------------------------------------------------  -----------------
@@ -31,8 +31,8 @@ file or starts a process: `Supervisor` observes the events, `Processes` performs
     crash                        StartDriver, on the same nodes                         End
     lost nodes                   FORM_AGAIN, then after FormedAgain StartDriver or End  End
 
-A retry may help unless a signal, preemption or the STOP file asked for the end. At most one retry in a row may end
-without a new checkpoint; crashes and lost nodes count separately.
+A retry may help unless a signal, preemption or the STOP file asked for the end, or a user watches. At most one retry
+in a row may end without a new checkpoint. Crashes and lost nodes count separately.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ DRIVER_GRACE_S = 10.0
 _SETTLE_S = 3.0  # A driver may end because a node or process died. Its agent needs a moment to report that.
 _STACKS_S = 5.0  # time for processes to write their stacks
 _EXPLAINS_S = 60.0  # A driver's crash this soon after a late process was ended is blamed on that process.
-_TEARDOWN_S = 10.0  # Part of a preempted job's rest time that is kept for its nodes.
+_TEARDOWN_S = 10.0  # part of a preempted job's remaining time, kept for the teardown of its nodes
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """The run directory when something ended. `step` is that of the newest checkpoint."""
+    """The run directory's state at an event. `step` is the step of the newest checkpoint."""
 
     step: int = 0
     is_complete: bool = False
@@ -81,13 +81,13 @@ class Now(enum.Enum):
     """Events without parameters. Each value describes its event."""
 
     RAY_READY = "every node and GPU has joined Ray"
-    NODES_TOLD = "a signal asked the agents to end; the supervisor has not been sent one, or not yet"
+    NODES_TOLD = "a signal asked the agents to end; the supervisor has received none so far"
     TICK = "time has passed"
 
 
 @dataclass(frozen=True)
 class BringUpFailed:
-    """A node failed before all were in Ray, or they took too long. `may_come_back`: the place waits for lost nodes."""
+    """Ray failed to start on a node, or took too long. `may_come_back`: the place waits for lost nodes."""
 
     error: NodesUnavailableError
     facts: RunFacts = RunFacts()
@@ -103,7 +103,7 @@ class Signalled:
 
 @dataclass(frozen=True)
 class QueueAnswered:
-    """The queue's answer to ASK_QUEUE. `left_s` is the rest time of a preempted job; None if it is not preempted."""
+    """The queue's answer to ASK_QUEUE. `left_s` is a preempted job's remaining time, None for other jobs."""
 
     left_s: float | None
 
@@ -148,9 +148,9 @@ class DriverEnded:
 
 @dataclass(frozen=True)
 class FormedAgain:
-    """The result of FORM_AGAIN: agents start on the nodes that answer. If `is_enough` is False, nothing runs.
+    """The result of FORM_AGAIN. If `is_enough`, agents start on the nodes that answered; otherwise nothing runs.
 
-    `error` names missing nodes, or says that the end was requested meanwhile (`stop_asked`: by the STOP file).
+    `error` names missing nodes, or says that the end was requested while waiting (`stop_asked`: by the STOP file).
     """
 
     is_enough: bool
@@ -166,13 +166,13 @@ Event = (
 class Do(enum.Enum):
     """Actions without parameters. Each value describes its action."""
 
-    PUBLISH_RAY = "tell the driver, which waits for it, where Ray is"
+    PUBLISH_RAY = "send Ray's address to the waiting driver"
     KILL_DRIVER = "send the driver SIGKILL"
-    WRITE_STACKS = "have every process of training write its stacks"
+    WRITE_STACKS = "have every process of the training write its stacks"
     FORM_AGAIN = "end every agent, and bring Ray up anew on the nodes that answer"
     ASK_QUEUE = "ask the queue whether it preempts this job"
-    LET_NODES_GO = "have agents end at once that a signal asks to end"
-    NAME_STOPPED = "have agents report processes that are stopped: a crash may be for want of one"
+    LET_NODES_GO = "order the agents to end at once after a signal to end"
+    NAME_STOPPED = "order the agents to report stopped processes: one may have caused a crash"
     SAVE_RECORD = "write attempt.json"
 
 
@@ -216,9 +216,9 @@ class State:
 
     `step` is the newest checkpoint at the driver's last start. `stop_grace_s` is the place's limit for the driver's
     checkpoint after SIGTERM or SIGHUP. Ctrl+C has no limit; a second signal ends the driver at once. `signalled` is the
-    signal that asked this process to end. `told` is the reason if only its nodes were asked, for example by preemption.
-    `lost` maps present nodes to the reason of their loss. `stalled` counts tries in a row without a new checkpoint, by
-    how the driver ended. `late` is why the last late process was ended, at `late_at`. `ended` is the driver's end,
+    signal that asked this process to end. `told` is the reason if only the nodes were asked, for example by preemption.
+    `lost` maps nodes of this Ray to the reason of their loss. `stalled` counts tries in a row without a new checkpoint,
+    by how the driver ended. `late` is why the last late process was ended, at `late_at`. `ended` is the driver's end,
     while settling. `ending` is how the attempt ends if FORM_AGAIN finds too few nodes.
     """
 
@@ -285,7 +285,7 @@ def _on_failed_bring_up(state: State, event: BringUpFailed) -> Reaction:
 
 
 def _on_signal(state: State, number: int, now: float) -> Reaction:
-    """Forward the signal. A signal to end limits the driver's time; before training it ends the attempt."""
+    """Forward the signal. SIGTERM and SIGHUP limit the driver's time. A signal to end in bring-up ends the attempt."""
     if number == signal.SIGUSR1:
         return state, [Forward(number)]
     if number == signal.SIGHUP and state.signalled:
@@ -316,10 +316,10 @@ def _on_told_nodes(state: State, now: float) -> Reaction:
 
 
 def _on_answer(state: State, left_s: float | None, now: float) -> Reaction:
-    """Give the driver the rest time of a preempted job. In a cancelled job, let the nodes end while they can."""
+    """Give the driver a preempted job's remaining time. In a cancelled job, let the nodes end before SIGKILL."""
     if left_s is None:
         return state, [Do.LET_NODES_GO] if state.signalled else []
-    told = f"The queue preempts this job, {left_s:.0f} s before it takes the nodes."
+    told = f"The queue preempts this job, and takes its nodes in {left_s:.0f} s."
     state = replace(state, told=told, signalled="", kill_at=now + max(left_s - _TEARDOWN_S, 0.0))
     return state, [Do.SAVE_RECORD, Say(f"{told} The run is saved now.")]
 
@@ -366,7 +366,7 @@ def _on_time(state: State, now: float) -> Reaction:
 
 
 def _settle(state: State) -> Reaction:
-    """Conclude from what is known now how the driver ended."""
+    """Decide how the driver ended, from the facts known now, and react."""
     assert state.ended is not None
     end = end_of_driver(state.ended, state.signalled, state.lost, state.told)
     if end.kind == "crash" and (why := state.stuck or state.late):
@@ -397,7 +397,7 @@ def _try_again_or_end(state: State, end: End, facts: RunFacts) -> Reaction:
                 return _restarted(state, end.why)
             return replace(state, phase="forming", ending=end), [Do.FORM_AGAIN]
     if end.kind == "resumable" and facts.stop_asked:
-        why = "Stopped, as the STOP file asks; start it again to carry on."
+        why = "Stopped, as the STOP file asks; start the run again to resume."
         end = replace(end, kind="stopped", why=why)
     return replace(state, phase="over"), [end]
 
@@ -415,11 +415,11 @@ def end_of_driver(ended: DriverEnded, signalled: str, lost: Mapping[str, str], t
     loss. `told` is the reason if the nodes were asked to end, "" if they were not.
     """
     returncode = ended.returncode
-    if ended.facts.is_complete:  # Complete, however the driver ended after that.
+    if ended.facts.is_complete:  # Complete, even if the driver failed after that.
         return End("complete", EXIT_COMPLETE, "The run is complete.")
     if returncode == EXIT_RESUMABLE:
-        why = f"{told} Stopped in time: the next job carries on." if told else ""
-        return End("resumable", EXIT_RESUMABLE, why or "Stopped with more to do; start it again to carry on.")
+        why = f"{told} Stopped in time: the next job resumes the run." if told else ""
+        return End("resumable", EXIT_RESUMABLE, why or "Stopped, incomplete; start the run again to resume.")
     if lost:
         named = "; ".join(f"{node}: {why}" for node, why in lost.items())
         return End("node_lost", EXIT_CRASH, f"Lost {len(lost)} node(s) while training. {named}")

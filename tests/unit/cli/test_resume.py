@@ -79,7 +79,7 @@ def test_a_forbidden_key_is_one_error_and_no_job_is_queued(run: RunDir, queue: F
     ("word", "message"),
     [
         ("launch.slurm.extra.nodes=4", "must not hold nodes"),
-        ("launch.notify=[./tell-me]", "must be a file that can be executed"),
+        ("launch.notify=[./tell-me]", "must be an executable file"),
         ("launch.slurm.gpus_per_node=2", "need 3"),
     ],
 )

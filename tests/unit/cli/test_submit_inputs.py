@@ -313,7 +313,7 @@ def test_a_program_that_the_job_could_not_start_is_refused(
 
     def is_refused() -> bool:
         result = submit(*words)
-        parts = (f"{key} = ", str(program), "must be a file that can be executed")
+        parts = (f"{key} = ", str(program), "must be an executable file")
         return result.exit_code == EXIT_CONFIG and all(part in result.stderr for part in parts)
 
     assert is_refused()

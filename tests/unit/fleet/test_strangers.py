@@ -108,7 +108,7 @@ def test_nonsense_of_a_vm_is_a_visit_that_failed(db: Database, tmp_path: Path, a
 
     visit(db, tmp_path, answer)
     (vm,) = list_vms(db)
-    assert "answered what is no answer" in vm["error"]
+    assert "gave an invalid answer" in vm["error"]
 
 
 def test_a_gpu_that_a_vm_names_twice_is_one(db: Database, tmp_path: Path) -> None:

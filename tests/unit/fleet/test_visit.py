@@ -312,8 +312,8 @@ def test_a_vm_without_an_answer_of_nvidia_smi_says_so_and_still_tells_of_its_job
 @pytest.mark.parametrize(
     ("answer", "said", "told"),
     [
-        (b"[" * 100_000, b"", "answered what is no answer: maximum recursion"),
-        (b"{}\n", b"a warning", r"answered what is no answer: 3 validation errors.*: a warning$"),
+        (b"[" * 100_000, b"", "gave an invalid answer: maximum recursion"),
+        (b"{}\n", b"a warning", r"gave an invalid answer: 3 validation errors.*: a warning$"),
         (b"", b"No module named x\n", "was cut off: its program printed nothing: No module named x$"),
         (asyncssh.ConnectionLost("gone"), asyncssh.ConnectionLost("gone"), "was cut off: gone$"),
     ],

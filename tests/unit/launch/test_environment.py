@@ -152,7 +152,7 @@ def report(environ: dict[str, str] = ENVIRON, launch: LaunchConfig = LAUNCH) -> 
             "training never reads the scheduler; libraries that do think they are an MPI rank; "
             "launch.pass_env cannot let it through",
         ),
-        ("https_proxy", "dropped", "a proxy must not stand between the nodes; launch.pass_env lets it through"),
+        ("https_proxy", "dropped", "nodes must not talk through a proxy; launch.pass_env lets it through"),
     ],
 )
 def test_every_variable_has_its_reason(name: str, outcome: str, reason: str) -> None:

@@ -74,7 +74,7 @@ def test_an_edited_package_is_said_and_the_copy_kept(
     run = begun(config)
     (package / "__init__.py").write_text("VERSION = 2\n")
     freeze(config, ["submit"], [])
-    assert "goes on with its own copy of hpc-grpo; the installed one differs" in capsys.readouterr().err
+    assert "continues with its own copy of hpc-grpo; the installed one differs" in capsys.readouterr().err
     assert (run.source_dir / "hpc_grpo" / "__init__.py").read_text() == "VERSION = 1\n"
     freeze(config, ["submit"], [], accepts_changes=True)
     assert (run.source_dir / "hpc_grpo" / "__init__.py").read_text() == "VERSION = 2\n"

@@ -159,7 +159,7 @@ def test_nothing_is_submitted_when_it_cannot_work(place: Path) -> None:
     result = doctor("local/debug", "launch.slurm.partition=nope", "--nodes", "1", "--json")
     assert result.exit_code == 78
     assert findings(result)["partition"]["fix"].endswith("one of: workq")
-    assert findings(result)["nodes"]["says"] == "no job was submitted; first mend: partition"
+    assert findings(result)["nodes"]["says"] == "no job was submitted; fix first: partition"
     assert not (place / "runs").exists()
 
 
@@ -167,7 +167,7 @@ def test_a_secret_in_the_config_submits_no_job_and_is_written_nowhere(place: Pat
     slurm_of_scripts(place)
     result = doctor("local/debug", "launch.env.MY_TOKEN=hunter2-hunter2", "--nodes", "1")
     assert result.exit_code == 78
-    assert "no job was submitted; first mend: variables" in result.stdout
+    assert "no job was submitted; fix first: variables" in result.stdout
     assert "hunter2" not in result.output
     assert not (place / "runs").exists()
 
@@ -202,4 +202,4 @@ def test_a_refusal_of_sbatch_is_a_finding_in_its_own_words(place: Path) -> None:
     owned = findings(doctor("local/debug", "launch.slurm.extra.nodes=4", "--json"))
     assert "launch.num_nodes" in owned["config"]["says"]
     absent = findings(doctor("local/debug", "launch.python=/no/such/python", "--json"))
-    assert "launch.python = /no/such/python: must be a file" in absent["submit options"]["says"]
+    assert "launch.python = /no/such/python: must be an executable file" in absent["submit options"]["says"]

@@ -54,7 +54,7 @@ def test_a_mixture_of_experts_is_a_failure_unless_nothing_is_sampled(tmp_path: P
     (tmp_path / "config.json").write_text('{"architectures": ["OlmoeForCausalLM"], "num_experts": 64}')
     (tmp_path / "model.safetensors").touch()
     found = model_finding(context(model={"path": str(tmp_path)}))
-    assert (found.status, found.fix) == ("failure", "correct what it names")
+    assert (found.status, found.fix) == ("failure", "correct what the error names")
     assert "OlmoeForCausalLM is a mixture of experts (num_experts = 64)" in found.says
     assert model_finding(context(model={"path": str(tmp_path)}, task="sft")).status == "ok"
 

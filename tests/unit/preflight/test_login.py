@@ -67,7 +67,7 @@ def test_a_secret_in_the_config_is_named_without_its_value(launch: dict[str, Any
     ("environ", "launch", "status", "says"),
     [
         ({}, {}, "ok", "none"),
-        ({"https_proxy": "http://p:1"}, {}, "warning", "stays behind"),
+        ({"https_proxy": "http://p:1"}, {}, "warning", "does not reach training"),
         ({"https_proxy": "http://p:1", "HF_HUB_OFFLINE": "1"}, {}, "warning", "without no_proxy"),
         ({"https_proxy": "http://p:1", "HF_HUB_OFFLINE": "1", "no_proxy": "10.0.0.0/8"}, {}, "ok", "kept out"),
         ({"https_proxy": "http://p:1", "NO_PROXY": "n1"}, {"pass_env": ["https_proxy"]}, "ok", "let through"),

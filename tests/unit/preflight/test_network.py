@@ -64,7 +64,7 @@ def test_nccl_over_its_plugin_is_ok_and_named() -> None:
     ("measured", "wanted", "status", "says"),
     [
         (Measured(4, 1.0, 22.0, nccl_network="Socket"), "AWS Libfabric", "failure", "but NCCL_NET is AWS Libfabric"),
-        (Measured(4, 1.0, 3.0, nccl_network="Socket"), None, "warning", "silent fall-back to TCP"),
+        (Measured(4, 1.0, 3.0, nccl_network="Socket"), None, "warning", "fallen back to TCP"),
         (Measured(4, 1.0, 3.0, nccl_network=OFI), None, "warning", "3.0 GB/s"),
         (Measured(4, 1.0, None, OFI, "unhandled system error"), None, "failure", "unhandled system error"),
         (Measured(0, 1.0), None, "skipped", "no GPU"),

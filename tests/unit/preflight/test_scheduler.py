@@ -34,7 +34,7 @@ def launch(**slurm: Any) -> LaunchConfig:
         ({"partition": "closed"}, 1, "failure", "closed is DOWN"),
         ({"gpus_per_node": 4}, 3, "failure", "workq has 2 nodes, 2 a job; 3 are asked for"),
         ({"gpus_per_node": 5}, 1, "failure", "workq has 4 GPUs a node, 5 are asked for"),
-        ({}, 1, "warning", "none is asked for"),
+        ({}, 1, "warning", "none is requested"),
         ({"extra": {"exclusive": True}}, 1, "ok", "workq is up"),
     ],
 )
@@ -70,7 +70,7 @@ def test_a_slurm_older_than_the_oldest_that_is_tested_is_a_warning(printed: str,
         ({"account": "PROJ.A"}, "ok", "PROJ.A is yours"),
         ({}, "ok", "proj.a, proj.b"),
         ({"account": "proj.x"}, "failure", "not one of your accounts"),
-        ({"account": "proj.a", "partition": "cpu"}, "failure", "cpu does not take proj.a"),
+        ({"account": "proj.a", "partition": "cpu"}, "failure", "cpu does not accept proj.a"),
     ],
 )
 def test_an_account_must_be_the_users_and_one_that_the_partition_takes(

@@ -1,6 +1,6 @@
-"""A worker's connection to the head: the proof of the token, the lines after it, and the agent behind it.
+"""A worker's connection to the head: the proof of the token, the lines after the proof, and the worker's agent.
 
-system/proof.py has the handshake; the head begins it with MAGIC. Data after it are neither encrypted nor signed.
+system/proof.py has the handshake; the head begins it with MAGIC. Later data are neither encrypted nor signed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hpc_grpo.system.proof import LEAST_TOKEN_LENGTH, NONCE_BYTES, PROOF_BYTES, 
 TOKEN_VARIABLE = "HPC_GRPO_TOKEN"
 MAGIC = b"hpc-grpo join 1\n"
 HANDSHAKE_S = 10.0
-"""Limit of a handshake, with the hello after it. After that, the connection is closed."""
+"""Time limit of a handshake and the following hello. A slower connection is closed."""
 
 _MOST_LINE_BYTES = 65536
 _USER_TIMEOUT_S = 30  # Seconds without acknowledgement of sent data after which the other side counts as gone.
@@ -43,17 +43,17 @@ class NotProvedError(Exception):
 def prove_to_head(connection: socket.socket, token: bytes) -> None:
     """Do the worker's part of the handshake. Raises NotProvedError if the head does not know or refuses our token.
 
-    Raises EOFError if the head hangs up without a word: it has no place for this worker now.
+    Raises EOFError if the head closes the connection at once: it has no place for this worker now.
     """
     deadline = time.monotonic() + HANDSHAKE_S
     challenge = read_exactly(connection, len(MAGIC) + NONCE_BYTES, deadline)
     if not challenge.startswith(MAGIC):
-        raise NotProvedError("who listens there is no head of hpc-grpo")
+        raise NotProvedError("the listener there is no head of hpc-grpo")
     said, expected = answer(token, MAGIC, challenge[len(MAGIC) :])
     connection.sendall(said)
     answered = read_exactly(connection, PROOF_BYTES, deadline)
     if answered == REFUSAL:
-        raise NotProvedError("the head refuses it: its token is another one")
+        raise NotProvedError("the head refuses it: the head has another token")
     if not hmac.compare_digest(answered, expected):
         raise NotProvedError("the head does not know the token of this run")
     connection.settimeout(None)
@@ -106,7 +106,7 @@ def notice_cuts(connection: socket.socket) -> None:
 def make_token(file: Path, environ: Mapping[str, str], *, anew: bool = True) -> bytes:
     """Return the head's token: from the environment, else from the run's file.
 
-    Writes a new token to the file if there is none, or with `anew` if the environment has none.
+    Writes a new token to the file if neither has a token, or if `anew` and the environment has none.
     """
     keeps = not anew or bool(environ.get(TOKEN_VARIABLE, "").strip())
     if keeps and (found := find_token(file, environ)) is not None:
@@ -156,7 +156,7 @@ def farewell(kind: str, code: int, why: str) -> bytes:
 
 
 def read_order(connection: socket.socket) -> dict[str, Any] | None:
-    """Read the head's line, and no byte after it. None if the head is gone."""
+    """Read the head's line, and no byte after it. Return None if the head is gone."""
     try:
         return dict(json.loads(read_line(connection, _MOST_LINE_BYTES)))
     except (OSError, EOFError):
@@ -218,7 +218,7 @@ class JoinedProcess:
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def kill(self) -> None:
-        """Close the connection, and drop what was not read: `poll` waits for that."""
+        """Close the connection and drop its unread data, because `poll` waits for unread data."""
         self.terminate()
         with contextlib.suppress(OSError):
             while self._connection.recv(65536):

@@ -1,7 +1,7 @@
 """The gate of the head: one port that workers dial, and the connections of workers that have proved the token.
 
 Threads check callers and let workers in, so workers may come and go at any time. A caller without the token learns
-nothing. It has ten seconds for its proof and its hello, and it shares a few places with other callers of its address.
+nothing. It has ten seconds for its proof and hello, and it shares a few connections with other callers of its address.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Gate(ProvedServer):
         self.shutdown()
         self.server_close()
         for connection in [*self.unproved, *(connection for _, connection in self._waiting.values())]:
-            with contextlib.suppress(OSError):  # it has hung up by itself
+            with contextlib.suppress(OSError):  # the worker has closed it
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
 
@@ -111,7 +111,7 @@ class Gate(ProvedServer):
             is_new = address not in self._named and len(self._named) < _MOST_NAMED
             self._named |= {address} if is_new else set()
         if is_new:
-            say(f"Hung up on {address}, which does not know the token of this run.")
+            say(f"Refused {address}, which does not know the token of this run.")
 
     def let_in(self, connection: socket.socket, line: bytes) -> None:
         """Let a worker wait under its name, with a number if the name is taken.
@@ -122,7 +122,7 @@ class Gate(ProvedServer):
         if not _NAME.fullmatch(hello.name):
             refusal = f"The name {hello.name!r} cannot be a node's: letters, digits, '.', '_' and '-', 63 at most."
         elif hello.version != self._version:
-            refusal = f"The head has hpc-grpo {self._version}, this worker {hello.version}: install one on all nodes."
+            refusal = f"The head has hpc-grpo {self._version}, not {hello.version}: install the head's version here."
         if refusal:
             connection.sendall(farewell("config", EXIT_CONFIG, refusal))
             return
@@ -145,7 +145,7 @@ class Gate(ProvedServer):
             self._waiting[name] = (hello, connection)
 
     def shutdown_request(self, request: Any) -> None:
-        """Hang up on a caller that was not let in."""
+        """Close the connection of a caller that was not let in."""
         with self._lock:
             was_let_in = request in self._kept
             self._kept.discard(request)
@@ -153,7 +153,7 @@ class Gate(ProvedServer):
             super().shutdown_request(request)
 
     def _drop_left(self) -> None:
-        """Forget waiting workers that have hung up. The caller holds the lock."""
+        """Forget waiting workers whose connections have ended. The caller holds the lock."""
         for name, (_, connection) in [*self._waiting.items()]:
             if how_ended(connection):
                 del self._waiting[name]
@@ -167,13 +167,13 @@ class Gate(ProvedServer):
 
 
 class _Caller(socketserver.BaseRequestHandler):
-    """Hears a caller in its thread: first its proof, then its hello."""
+    """Handles a caller in a thread: first its proof, then its hello."""
 
     server: Gate
 
     def handle(self) -> None:
         gate, connection, deadline = self.server, self.request, time.monotonic() + HANDSHAKE_S
-        with contextlib.suppress(OSError, EOFError, ValueError):  # it has left, is late, or sends no hello
+        with contextlib.suppress(OSError, EOFError, ValueError):  # the caller has left, is late, or sends no hello
             if prove_to_worker(connection, gate.token, deadline):
                 gate.leave_unproved(connection)
                 gate.let_in(connection, read_line(connection, _MOST_HELLO_BYTES, deadline))

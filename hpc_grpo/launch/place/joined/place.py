@@ -1,4 +1,4 @@
-"""The head of nodes that join by themselves, as a `Place`: it waits for workers at its gate, and runs agents there.
+"""The head of nodes that join by themselves, as a `Place`. It accepts workers at its gate and runs agents on them.
 
 The commands `hpc-grpo place pod` and `hpc-grpo place host head` set HEAD_VARIABLE for this. Each process of the run
 records its host in the run directory, so that `stop` finds it.
@@ -41,8 +41,8 @@ HEAD_VARIABLE = "HPC_GRPO_JOINED_HEAD"
 _SAY_AGAIN_S = 15.0
 _LOOK_S = 0.2
 _REDIAL_S = 20.0  # a worker whose agent has ended dials again within this time
-_FIRST_WAIT_S = 1800.0  # people may start workers by hand
-_FIRST_WAIT = 15  # times `launch.rejoin_s`, if that is longer
+_FIRST_WAIT_S = 1800.0  # long, because people may start workers by hand
+_FIRST_WAIT = 15  # the first wait in units of `launch.rejoin_s`, if that is longer
 _FAREWELL_S = 20.0
 _ENDS_S = 120.0  # time for an orderly teardown, before the rest is killed
 
@@ -108,12 +108,12 @@ class JoinedPlace(Place):
             found, theirs = socket.socketpair()
             theirs.close()
         words = list(command[command.index("-m") :])  # a worker uses its own Python and package
-        with suppress(OSError):  # It has left since it joined. Treat it as an agent that began and ended.
+        with suppress(OSError):  # The worker has left. Treat it like an agent that began and ended.
             found.send(json.dumps({"run": words, "node": node}).encode() + b"\n")
         return JoinedProcess(found, node, log, on_end=lambda: gate.forget(node))
 
     def interface(self, node: str) -> str | None:
-        """Return the interface of the node's connection. On pods the default route may use another one."""
+        """Return the interface of the node's connection. On pods the default route may use another interface."""
         return self._interfaces.get(node)
 
     def is_node_failure(self, said: str) -> bool:
@@ -126,8 +126,8 @@ class JoinedPlace(Place):
         return self._allocation
 
     def close(self, end: End) -> None:
-        """Close the gate. If no head returns after this end, tell the workers first."""
-        if end.kind in ("complete", "stopped", "config", "crash"):  # after other ends the head may restart
+        """Close the gate. Tell the workers first, if no head restarts after this end."""
+        if end.kind in ("complete", "stopped", "config", "crash"):  # after any other end, the head may restart
             names = self._allocation.nodes[1:] if self._allocation is not None else self._known_names()
             line = farewell(end.kind, end.code, end.why)
             with suppress(NodesUnavailableError):  # Another head has the port, and informs its workers.
@@ -154,7 +154,7 @@ class JoinedPlace(Place):
     ) -> Allocation:
         """Wait until all workers have joined, or time is up. Return the head and the joined nodes.
 
-        Raises NodesUnavailableError if they are too few, EndAskedError if `goes_on()` is False.
+        Raises NodesUnavailableError if too few nodes joined, EndAskedError if `goes_on()` is False.
         """
         gate, expected = self._opened(), self._launch.num_nodes - 1
         begun, said_at, seen = time.monotonic(), -_SAY_AGAIN_S, None
@@ -173,8 +173,8 @@ class JoinedPlace(Place):
         if 1 + len(names) < (self._launch.min_nodes or self._launch.num_nodes):
             raise NodesUnavailableError(
                 f"{_found(self._head, names, expected, known)}: waited {waited_s:.0f} s. Start the same command there "
-                f"with the same config and token; launch.rejoin_s gives more time, launch.min_nodes goes on "
-                f"with fewer.",
+                f"with the same config and token; launch.rejoin_s=S waits longer, launch.min_nodes=N allows "
+                f"fewer nodes.",
                 _missing(names, known),
             )
         self._interfaces |= {name: here[name].interface for name in names}
@@ -216,7 +216,7 @@ def stop_here(run: RunDir) -> Iterator[str]:
     """End the processes of the run on this host; yield a line for each.
 
     A training head ends after its step and a checkpoint, and tells its workers. A waiting head and a worker end at
-    once. Raises ConfigError if another user may write the run, whose files name the processes.
+    once. Raises ConfigError if another user may write the run directory: its files name the processes.
     """
     refuse_shared(run.path)
     owner = read_lock_owner(run)

@@ -1,6 +1,6 @@
 """Which node of a run this is, and where its head is: the conventions of providers and scripts.
 
-Each row of CONVENTIONS is one convention, with its source. The first whose variables are set is used.
+Each row of CONVENTIONS is one convention, with its source. The first convention with a variable that is set applies.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _ranked(rank: str, number: str, addresses: str) -> Callable[[Environ], Role]
         found = re.split(r"[\s,]+", environ.get(addresses, "").strip())
         is_head = _number(environ, rank) == 0
         if not (found[0] or is_head):
-            raise ConfigError(f"{rank} is set and {addresses} is not: where the head is, workers cannot know.")
+            raise ConfigError(f"{rank} is set and {addresses} is not: a worker needs the head's address.")
         return Role(is_head, found[0], _number(environ, number, default=len(found)))
 
     return read

@@ -1,4 +1,4 @@
-"""The worker: dials the head, runs a node agent behind the connection, and dials again until the run ends.
+"""The worker: dials the head, runs a node agent on the connection, and dials again until the run ends.
 
 Keeps nothing between two connections, so either side may restart. After a signal its agent tears down, and the head
 receives the reason.
@@ -55,7 +55,7 @@ class _ToldError(Exception):
 
 @dataclass
 class Worker:
-    """One node's part in a run whose head is elsewhere. `head` is a name or address. `is_over`: no head will come."""
+    """One node's part in a run with its head elsewhere. `head`: its name or address. `is_over`: no head will come."""
 
     run: RunDir
     head: str
@@ -94,7 +94,7 @@ class Worker:
                 if refusals >= (_MOST_REFUSALS if os.environ.get(TOKEN_VARIABLE) else _MOST_REFUSALS_OF_FILE):
                     raise ConfigError(
                         f"{self.head}:{self.port} does not let this worker in: {error}. Export the head's "
-                        f"{TOKEN_VARIABLE} here, or none on nodes that share the run directory {self.run.path}."
+                        f"{TOKEN_VARIABLE} here, or unset it on nodes that share the run directory {self.run.path}."
                     ) from error
             if connection is not None and (code := self._serve_connection(connection)) is not None:
                 return code
@@ -122,7 +122,7 @@ class Worker:
             connection.sendall(Hello(self.name, identity, num_cpus, __version__, interface).to_line())
         except (OSError, EOFError) as error:
             connection.close()
-            self._progress(f"The head at {self.head}:{self.port} hung up ({error}).")
+            self._progress(f"The head at {self.head}:{self.port} closed the connection ({error}).")
             return None
         except NotProvedError:
             connection.close()
@@ -152,9 +152,9 @@ class Worker:
                 raise _ToldError
 
     def _run_agent(self, connection: socket.socket, words: list[str]) -> None:
-        """Run a module of ours with the connection as its stdin and stdout, until it ends."""
+        """Run a module of hpc-grpo, with the connection as its stdin and stdout, until it ends."""
         if words[:1] != ["-m"] or not words[1].startswith("hpc_grpo."):
-            raise ConfigError(f"The head asks for {words!r}, which no head of this version does.")
+            raise ConfigError(f"The head asks for {words!r}, which a head of this version never does.")
         copy = [str(self.run.source_dir)] if (self.run.source_dir / SUMS).is_file() else []
         kept = {name: value for name, value in os.environ.items() if name not in (TOKEN_VARIABLE, HEAD_VARIABLE)}
         command = [sys.executable, "-E", *copy, *words]
@@ -164,7 +164,7 @@ class Worker:
             agent = subprocess.Popen(
                 command, stdin=connection.fileno(), stdout=connection.fileno(), env=kept, start_new_session=True
             )
-            if self._told:  # a signal came meanwhile
+            if self._told:  # a signal came while the agent started
                 self._leave(connection)
             agent.wait()
         finally:
@@ -181,7 +181,7 @@ class Worker:
             self._leave(self._connection)
 
     def _leave(self, connection: socket.socket) -> None:
-        """Tell the head why, in a NodeReport, and close the agent's stdin, which ends it."""
+        """Send the head the reason in a NodeReport, and end the agent by closing its stdin."""
         say(f"{self._told}: tearing down on {self.name}.")
         left = {"event": "failed", "node": self.name, "why": f"{self._told} {LEFT}"}
         with contextlib.suppress(OSError):
@@ -189,7 +189,7 @@ class Worker:
             connection.shutdown(socket.SHUT_RD)
 
     def _progress(self, text: str) -> None:
-        """Print what the worker waits for: at each change, and now and then."""
+        """Print what the worker waits for: at each change, and every 30 s."""
         if text != self._said or time.monotonic() - self._said_at > _SAY_AGAIN_S:
             self._said, self._said_at = text, time.monotonic()
             say(text)

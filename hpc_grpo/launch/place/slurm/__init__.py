@@ -1,1 +1,1 @@
-"""Slurm. Only this folder knows Slurm."""
+"""Slurm as a place and as a job queue."""

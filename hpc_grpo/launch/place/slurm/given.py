@@ -1,4 +1,4 @@
-"""Reads the options that a user gave sbatch for a job: script directives, SBATCH_ variables, command line.
+"""Read the options that a user gave sbatch for a job: script directives, SBATCH_ variables, command line.
 
 Slurm's record of a job has the values after defaults, rounding and a site's submit plugin, under names that a request
 may not use. A successor requests the given options again, on top of the config. Pure functions.
@@ -36,7 +36,7 @@ _NAMES = dict(
         "w=nodelist x=exclude tasks-per-node=ntasks-per-node"
     ).split()
 )
-"""Short options, and the one with two names."""
+"""Short name -> long name. Also the one long option that has two names."""
 _WITHOUT_VALUE = frozenset(
     "contiguous exclusive get-user-env hold ignore-pbs nice no-kill no-requeue overcommit oversubscribe "  # noqa: SIM905
     "parsable propagate quiet reboot requeue spread-job test-only use-min-nodes verbose wait".split()
@@ -47,13 +47,13 @@ _OF_ONE_JOB = frozenset(
     "array begin chdir clusters deadline dependency error get-user-env hold input job-name no-kill no-requeue "  # noqa: SIM905
     "open-mode output parsable quiet requeue signal test-only verbose wait wrap".split()
 )
-"""Options for submitting one job, or options that each of our jobs decides itself."""
+"""Options that a successor does not repeat: they concern one job, or hpc-grpo sets them for each job."""
 
 
 def given_options(script: str, environ: Mapping[str, str], submit_line: str, script_name: str) -> Options:
     """Return all options given to sbatch. The command line overrides variables, and those override the script.
 
-    `submit_line` is Slurm's: words joined by blanks, without quotes. Options end at the script, called `script_name`.
+    `submit_line` is Slurm's: words joined by blanks, without quotes. The options end at `script_name`.
     """
     return _merged(directives(script), from_variables(environ), _options(submit_line.split()[1:], script_name))
 
@@ -84,7 +84,7 @@ def overlaid(launch: LaunchConfig, given: Options) -> LaunchConfig:
 
 
 def where_silent(launch: LaunchConfig, given: Options) -> LaunchConfig:
-    """Return `launch` with the given options only where it has none itself."""
+    """Return `launch`, completed with the given options for values that it does not set."""
     said = long_options(launch)
     if "time_min" not in launch.slurm.model_fields_set:  # its default looks like a user's choice
         del said["time"]
@@ -92,7 +92,7 @@ def where_silent(launch: LaunchConfig, given: Options) -> LaunchConfig:
 
 
 def _merged(*sources: Options) -> Options:
-    """Merge options. Later sources override earlier ones, and replace all their memory options or all GPU options."""
+    """Merge options; later sources override. A memory or GPU option drops all earlier options of that kind."""
 
     def kind(name: str, value: Any) -> str:
         if name in ("mem", "mem-per-cpu", "mem-per-gpu"):
@@ -127,7 +127,7 @@ def _asking_for(launch: LaunchConfig, options: Options) -> LaunchConfig:
             case "gpus-per-node":  # with a type, such as gh200:4
                 extra["gres"] = ",".join(f"gpu:{part}" for part in text.split(","))
             case "ntasks-per-node" if text == "1":
-                continue  # as our own jobs have
+                continue  # the same as in our own jobs
             case _:
                 extra[name.replace("-", "_")] = value
     slurm = launch.slurm.model_copy(update={**values, "extra": extra})
@@ -149,6 +149,6 @@ def _options(words: Iterable[str], script_name: str = "") -> Options:
             found[last], waits = value if separator else True, not separator and last not in _WITHOUT_VALUE
         elif script_name and Path(word).name == script_name:
             break
-        elif isinstance(begun := found.get(last), str):  # a value with blanks
+        elif isinstance(begun := found.get(last), str):  # the rest of a value with blanks
             found[last] = f"{begun} {word}"
     return found

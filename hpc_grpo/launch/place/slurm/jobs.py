@@ -1,7 +1,7 @@
 """Slurm as a job queue: reads jobs by scontrol and sacct, and acts on them.
 
-Most methods of `SlurmQueue` make one or two calls to the scheduler (job_queue.py). Sites count calls: a link makes few
-in its life. Commands that show a run make none.
+Most methods of `SlurmQueue` make one or two calls to the scheduler (job_queue.py). Many calls slow the scheduler, so a
+link makes few. Commands that show a run make none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hpc_grpo.system.say import say
 _AT_ONCE_S = 2.0
 _IN_A_HURRY_S = 10.0
 _ACCOUNTING_LAG_S = (5.0, 15.0)
-"""Pauses before accounting is queried again. It may not know a job yet that began at its submission."""
+"""Pauses before accounting is queried again. It may not yet know a job that started at its submission."""
 _NO_ACCOUNTING = ("accounting storage is disabled", "no sacct on PATH")
 
 
@@ -46,14 +46,14 @@ def _accounted(ask: Ask, sleep: Callable[[float], None], job_id: str, field_name
 
 
 def _sbatch(options: Sequence[str], script: str, deadline_s: float) -> Answer:
-    """Give sbatch a job script, through its stdin: a full disk does not stop a successor."""
+    """Pass a job script to sbatch on stdin, so that a full disk does not stop a successor."""
     environ = sbatch.submission_environment(os.environ)
     return run_command(["sbatch", *options], deadline_s, environ=environ, stdin=script)
 
 
 @dataclass(frozen=True)
 class SlurmQueue:
-    """The queue of this cluster. `ask` runs Slurm's commands, `ask_at_once` those whose answer is soon useless."""
+    """The queue of this cluster. `ask` runs Slurm's commands, `ask_at_once` those that must answer within 2 s."""
 
     ask: Ask = output_of
     ask_at_once: Ask = lambda argv: output_of(argv, deadline_s=_AT_ONCE_S)
@@ -68,7 +68,7 @@ class SlurmQueue:
         return sbatch.render(request)
 
     def submit(self, request: JobRequest) -> str:
-        """Queue the job. sbatch may fail after the queue took it, so a failed job is looked up by its name.
+        """Queue the job. If sbatch fails, look the job up by its name: Slurm may have accepted it.
 
         A retry looks it up first. If the user set a comment of their own, the job has no name to look up.
         """
@@ -76,7 +76,7 @@ class SlurmQueue:
         if request.may_be_queued and (job_id := self._queued(request)):
             return job_id
         if not request.tasks:  # the folders of an array exist
-            request.run.slurm_logs.mkdir(parents=True, exist_ok=True)  # Slurm does not, and the job would die silently
+            request.run.slurm_logs.mkdir(parents=True, exist_ok=True)  # without it, the job would die silently
         named = [] if "comment" in sbatch.extra_options(request.launch.slurm) else [f"--comment={request.name}"]
         answer = _sbatch(named, script, self.submit_s)
         if answer.is_absent:
@@ -90,7 +90,7 @@ class SlurmQueue:
             is_known = bool(named)
         if is_known:
             raise LaunchError(refusal)
-        raise JobInDoubtError(f"{refusal}\nWhether it waits all the same is not known: `squeue --me` shows your jobs.")
+        raise JobInDoubtError(f"{refusal}\nThe job may be queued all the same: `squeue --me` shows your jobs.")
 
     def _queued(self, request: JobRequest) -> str:
         """Return the id of the queued job with the name of a request, "" if there is none."""
@@ -124,14 +124,14 @@ class SlurmQueue:
         by = re.search(r"by (\d+)", state)
         return JobEnd(
             state,
-            # Without an author, as on a site without accounting, a cancel counts as the user's.
+            # If Slurm does not say who cancelled, for example without accounting, it was the user.
             by_user=state.startswith("CANCELLED") and (by is None or int(by[1]) == os.getuid()),
             at_time_limit=state.startswith("TIMEOUT"),
             lost_a_node=state.startswith("NODE_FAIL"),
         )
 
     def _final_state(self, job_id: str) -> str:
-        """Return its end state from sacct ("CANCELLED by 1000"), else from scontrol; "" if neither knows.
+        """Return a job's final state from sacct ("CANCELLED by 1000"), else from scontrol; "" if neither knows.
 
         scontrol does not name who cancelled, so accounting is queried until it does.
         """
@@ -206,7 +206,7 @@ class SlurmJob:
         if submitted := next(filter(None, _accounted(self.ask, self.sleep, self.job_id, "SubmitLine")), ""):
             name = Path(self.fields.get("Command", "")).name
             return given.given_options(script, os.environ, submitted, name)
-        say("Slurm does not say how sbatch was called: successors ask for the nodes, time and GPUs of this job.")
+        say("Slurm does not say how sbatch was called: successors request the nodes, time and GPUs of this job.")
         # The resources of the job that no site rewrites.
         gpus = sum(map(int, re.findall(r"gpu(?::[^:,=]+)?[:=](\d+)", self.fields.get("TresPerNode", ""))))
         cpus = self.fields.get("CPUs/Task", "1")

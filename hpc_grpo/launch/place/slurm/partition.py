@@ -22,7 +22,7 @@ _NO_CLUSTER = "Could not establish a configuration source"
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition in Slurm's own fields, of `scontrol show partition`."""
+    """A partition, with the fields of `scontrol show partition`."""
 
     name: str
     fields: Mapping[str, str]
@@ -110,9 +110,9 @@ def chosen_partition(slurm: SlurmConfig, partitions: Sequence[Partition]) -> Par
 
 
 def refuse_what_cannot_start(launch: LaunchConfig) -> None:
-    """Raise ConfigError if the partition would never start this job: the queue may take it and let it wait forever.
+    """Raise ConfigError if the partition would never start this job: Slurm may let such a job wait forever.
 
-    Queries the scheduler once. sbatch decides about several partitions, limits of a QOS, and if Slurm does not answer.
+    Queries the scheduler once. Only sbatch checks a job with several partitions or a QOS, or if Slurm does not answer.
     """
     slurm = launch.slurm
     if "," in (slurm.partition or "") or "qos" in slurm.extra:
@@ -130,5 +130,5 @@ def refuse_what_cannot_start(launch: LaunchConfig) -> None:
     if chosen.max_minutes is not None and slurm.time_min > chosen.max_minutes:
         raise ConfigError(
             f"launch.slurm.time_min (--time) = {slurm.time_min}, but a job of partition {chosen.name} has at most "
-            f"{chosen.max_minutes} minutes. Set --time {chosen.max_minutes}; follow-on jobs carry the run on."
+            f"{chosen.max_minutes} minutes. Set --time {chosen.max_minutes}; follow-on jobs continue the run."
         )

@@ -111,7 +111,7 @@ class SlurmPlace(Place):
 def gpus_of_a_step(job: Mapping[str, str], num_nodes: int) -> int | None:
     """Return the GPUs that a step on one node must request; None if it inherits the right number.
 
-    Raises LaunchError if a node would have none. A step inherits the job's request, which is right if the request was
+    Raises LaunchError if a node would have no GPU. A step inherits the job's request, which is right if the request was
     per node. After --gpus a step would request the job's total, after --gpus-per-task one task's share, and after
     --exclusive none. In these cases it must request an even share of the granted GPUs.
     """
@@ -126,7 +126,7 @@ def gpus_of_a_step(job: Mapping[str, str], num_nodes: int) -> int | None:
 
 
 _STEP = ("srun", "--nodes=1", "--ntasks=1", "--overlap", "--mem=0", "--cpu-bind=none", "--export=ALL")
-"""Without --overlap a step waits forever for CPUs of others. Without --mem=0 it finds the job's memory taken."""
+"""Without --overlap, a step waits forever for CPUs of other steps; without --mem=0, for their memory."""
 
 _SHELL_STEP = (*_STEP, "--whole")
 """All CPUs of the job on the node. With SLURM_EXACT set by a site or a user, a shell would get one CPU."""
@@ -164,8 +164,8 @@ _STEP_LEAKS: dict[str, str] = {
     **dict.fromkeys(("SLURM_EXACT", "SLURM_WHOLE"), "of the user's own steps: --cpus-per-task says what ours has"),
     "SLURM_TIMELIMIT": "ends the step before the job",
     "SLURM_LABELIO": "writes a task's number before every line of its reports",
-    "SLURM_STDINMODE": "takes away the pipe that the step is told through",
-    "SLURM_STDOUTMODE": "takes away the pipe that the step reports through",
+    "SLURM_STDINMODE": "takes away the pipe for orders to the step",
+    "SLURM_STDOUTMODE": "takes away the pipe for reports of the step",
 }
 """Options that srun reads from the job's environment -> why our steps must not have them.
 
@@ -179,7 +179,7 @@ def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def allocation_command(launch: LaunchConfig) -> list[str]:
-    """Return the salloc command for `launch`, with a shell on the first node. Raises ConfigError as `extra_options`."""
+    """Return the salloc command for `launch`: a shell on the first node. Raises ConfigError like `extra_options`."""
     wanted = {"job-name": "hpc-grpo-shell", **long_options(launch)}
     options = [f"--{key}" if value is True else f"--{key}={value}" for key, value in wanted.items()]
     # Sites differ in where salloc's shell runs. Our own step always runs on the first node.
@@ -187,7 +187,7 @@ def allocation_command(launch: LaunchConfig) -> list[str]:
 
 
 def attach_command(job_id: str, node: str, python: str | None) -> list[str]:
-    """Return the step that is a shell on a node of a running job. `python` is the job's; None: this one."""
+    """Return the srun command of a shell on a running job's node. `python` is the job's Python; None: this Python."""
     if "_" in job_id:  # srun knows a task of an array by the number of its own job
         shown = text.records(text.output_of(["scontrol", "show", "job", job_id]))
         job_id = next((record["JobId"] for record in shown if "JobId" in record), job_id)
@@ -203,10 +203,10 @@ def become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
         os.execvpe(command[0], list(command), submission_environment(environ))
     except FileNotFoundError as error:
         raise LaunchError(
-            f"This machine has no Slurm (no {command[0]} on PATH). Without one, run `hpc-grpo train` right here."
+            f"This machine has no Slurm (no {command[0]} on PATH). Without Slurm, run `hpc-grpo train` on this machine."
         ) from error
 
 
 def _shell(setup: Sequence[str], python: str | None) -> list[str]:
-    """Return a login shell, which defines modules. It finds the hpc-grpo of `python`; None: this one."""
+    """Return a login shell's command, with modules and the hpc-grpo of `python` on PATH. None: this Python."""
     return ["bash", "-lc", "\n".join([*setup, path_line(python), "exec bash"])]

@@ -15,7 +15,7 @@ from hpc_grpo.run.files import write_json_atomic
 
 _QUERY_MIN_S = 60.0  # Sites ask for at most one query a minute.
 _LOCK_S = 120.0
-"""Longer than squeue takes. Without flock, filelock leaves a file, which would outlive a killed owner forever."""
+"""Longer than squeue takes. Without flock, the lock file of a killed process stays forever."""
 
 
 @dataclass(frozen=True)

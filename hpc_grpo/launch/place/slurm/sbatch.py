@@ -1,4 +1,4 @@
-"""Job scripts, as pure functions. submitit only provides its knowledge of sbatch's options, and polls nothing."""
+"""Job scripts, as pure functions. submitit only formats the options of sbatch, and polls nothing."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from hpc_grpo.run.source import entry
 
 
 def render(request: JobRequest) -> str:
-    """Return the job script. Raises ConfigError as `parameters`, and if the job's Python would lack Ray."""
+    """Return the job script. Raises ConfigError like `parameters`, and if the job's Python lacks Ray."""
     from submitit.slurm.slurm import _make_sbatch_string
 
     program = entry(request.run) if request.command.startswith("attempt ") else ["-m", "hpc_grpo.cli"]
     # -E: no PYTHONPATH of the submitting shell or of a module reaches training or its start
     line = f"{shlex.quote(job_python(request.launch))} -E -u {shlex.join(program)} {request.command}"
-    if not request.keeps_shell:  # Slurm signals the batch shell, and a shell would pass nothing on
+    if not request.keeps_shell:  # Slurm signals the batch shell, which would not forward the signal
         line = f"exec {line}"
     script: str = _make_sbatch_string(command=line, folder=request.run.slurm_logs, **parameters(request))
-    # TASK stands for the number of the task; its $ has forced quotes around it in the shell.
+    # TASK stands for the task's number. Its $ made shlex quote the path, so the number closes the quotes.
     shell, lines = "'\"$SLURM_ARRAY_TASK_ID\"'", script.splitlines(keepends=True)
     return "".join(line.replace(TASK, "%a" if line.startswith("#SBATCH") else shell) for line in lines)
 
 
 def parameters(request: JobRequest) -> dict[str, Any]:
-    """Return submitit's parameters. Raises ConfigError for hosts, as `extra_options`, and for % or \\ in the path."""
+    """Return submitit's parameters. Raises ConfigError for hosts, like `extra_options`, and for % or \\ in the path."""
     launch, run = request.launch, request.run
     refuse_hosts(launch, "Slurm chooses the nodes of the job")
-    if {"%", "\\"} & {*str(run.path)}:  # The job would end without a word: the folder of its output does not exist.
+    if {"%", "\\"} & {*str(run.path)}:  # Such a job would end without output: Slurm changes the path.
         raise ConfigError(
             f"{run.path} holds % or \\, which Slurm replaces in the path of a job's output. Choose another run.name or "
             f"run.root."
@@ -53,7 +53,7 @@ def parameters(request: JobRequest) -> dict[str, Any]:
     job_id = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}" if request.tasks else "$SLURM_JOB_ID"
     mark = shlex.quote(str(run.job_mark(job_id))).replace(job_id, f"'\"{job_id}\"'")
     return {
-        "job_name": (run.path.parents[1] if request.tasks else run.path).name,  # of an array: the sweep's
+        "job_name": (run.path.parents[1] if request.tasks else run.path).name,  # of an array: the sweep's name
         "map_count": len(request.tasks) or None,
         **node_options(launch),
         "setup": [_IGNORE_WARNING, f"hostname > {mark} || true", *setup_lines(launch), path_line(launch.python)],
@@ -81,7 +81,7 @@ def node_options(launch: LaunchConfig) -> dict[str, Any]:
 
 
 def long_options(launch: LaunchConfig) -> dict[str, Any]:
-    """Return all options of a job under Slurm's names. Raises ConfigError as `extra_options`."""
+    """Return all options of a job under Slurm's names. Raises ConfigError like `extra_options`."""
     nodes = {name.replace("_", "-"): value for name, value in node_options(launch).items()}
     return nodes | extra_options(launch.slurm)
 

@@ -18,13 +18,13 @@ FINAL_STATES = frozenset(
     ["BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"]
 )
 OVER_STATES = FINAL_STATES | {"COMPLETING", "REVOKED"}
-"""A job in any other state may run again, also a held one: REQUEUE_HOLD, RESV_DEL_HOLD."""
+"""A job in any other state may run again, even a held job: REQUEUE_HOLD, RESV_DEL_HOLD."""
 
 _NAMED_JOB = re.compile(r"\b(?:JOB |STEP |StepId=)(\d+)")
 
 
 def output_of(argv: Sequence[str], *, deadline_s: float = _TIMEOUT_S) -> str:
-    """Return the output of a Slurm command. Raises LaunchError with its message."""
+    """Return the output of a Slurm command. Raises LaunchError with the command's message."""
     # The user's settings for these commands could filter jobs, or change the format of times.
     settings = ("SQUEUE_", "SACCT_", "SCONTROL_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(settings)}
@@ -52,7 +52,7 @@ def records(shown: str) -> list[dict[str, str]]:
 def own_lines(printed: Sequence[str], job_id: str) -> list[str]:
     """Return the lines that Slurm itself printed about a job. Several jobs may append to one file.
 
-    A task of an array has a file of its own, and Slurm names the task by another number there.
+    A task of an array has its own file, in which Slurm names the task by another number.
     """
     own = (line for line in printed if line.startswith(("slurmstepd: ", "srun: error")))
     return [line for line in own if "_" in job_id or (named := _NAMED_JOB.search(line)) is None or named[1] == job_id]
@@ -91,7 +91,7 @@ def minutes(limit: str) -> int | None:
 def counts_per_node(text: str, num_nodes: int) -> tuple[int, ...]:
     """Expand Slurm's run-length form to one number for each node.
 
-    Repeats the first number if the text has not `num_nodes` numbers. Raises LaunchError for another form.
+    Repeats the first number if the text does not have `num_nodes` numbers. Raises LaunchError for another form.
 
     >>> counts_per_node("72(x2),36", 3)
     (72, 72, 36)
@@ -106,7 +106,7 @@ def counts_per_node(text: str, num_nodes: int) -> tuple[int, ...]:
 
 
 def granted_gpus(tres: str) -> str:
-    """Return the number of GPUs in a TRES list, as Slurm writes it; "" if none. Some sites count them by type alone.
+    """Return the number of GPUs in a TRES list, as Slurm writes it; "" if none. Some sites count GPUs only by type.
 
     >>> granted_gpus("cpu=16,mem=250G,gres/gpu:a=4,gres/gpu=8"), granted_gpus("gres/gpu:gh200=8")
     ('8', '8')

@@ -275,7 +275,7 @@ def test_a_folder_that_lost_its_lock_is_filled_anew_unless_it_is_in_use(tmp_path
     first = shared_dir(path, fill)
     assert first is not None
     (path / ".agent").unlink()
-    with pytest.raises(LaunchError, match=r"is in use and has lost its file \.agent"):
+    with pytest.raises(LaunchError, match=r"is in use and lacks its file \.agent"):
         shared_dir(path, fill)
     first.close()
     again = shared_dir(path, fill)

@@ -72,7 +72,7 @@ def test_of_a_model_the_weights_that_are_loaded_are_copied_without_other_forms(
     _, [folder] = make_copies(on_node(tmp_path, Stage(weights=str(snapshot))), {}, always)
     copied = {entry.name for entry in folder.path.iterdir() if not entry.name.startswith(".")}
     assert copied == {"model.safetensors", "config.json"}
-    assert f"{folder.path} has its copy after " in capsys.readouterr().err
+    assert f"copied to {folder.path} in " in capsys.readouterr().err
     assert not (folder.path / "model.safetensors").is_symlink()
     assert staged_environment(Stage(weights=str(snapshot)), tmp_path / "local", {}) == {
         "HPC_GRPO_WEIGHTS_DIR": str(folder.path)
@@ -132,7 +132,7 @@ def test_without_a_folder_of_its_own_a_node_compiles_where_it_did(
     os.chown(folder, 12345, 12345)
     spec, folders = make_copies(on_node(tmp_path, stage), {}, always)
     assert (spec.stage, folders) == (Stage(), [])
-    assert "Engines compile where they like" in capsys.readouterr().err
+    assert "Engines compile without the cache of earlier jobs" in capsys.readouterr().err
 
 
 TOKEN = "5ecret"
@@ -218,5 +218,5 @@ def test_no_secret_shows_where_a_spec_is_printed(tmp_path: Path) -> None:
 
 
 def test_another_version_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match=r"the run goes with 0\.0\.1: install that"):
+    with pytest.raises(LaunchError, match=r"the run uses 0\.0\.1: install that"):
         NodeSpec.from_line(replace(spec_of(RunDir(tmp_path)), version="0.0.1").to_line())

@@ -117,10 +117,10 @@ def test_an_end_that_the_user_knows_of_is_no_news(name: str) -> None:
 @pytest.mark.parametrize(
     ("link", "why"),
     [
-        (previous("running", KILLED), "Job 41 ended without a word (OUT_OF_MEMORY); carrying on."),
-        (previous("running", UNKNOWN), "Job 41 ended without a word (and the queue does not know how); carrying on."),
-        (previous("cancelled", CANCELLED_BY_ADMINISTRATOR), "Job 41 ended as cancelled; carrying on."),
-        (previous("node_lost", LOST_A_NODE, was_killed=True), "Job 41 ended as node_lost; carrying on."),
+        (previous("running", KILLED), "Job 41 ended without a record (OUT_OF_MEMORY); resuming the run."),
+        (previous("running", UNKNOWN), "Job 41 ended without a record (unknown to the queue); resuming the run."),
+        (previous("cancelled", CANCELLED_BY_ADMINISTRATOR), "Job 41 ended as cancelled; resuming the run."),
+        (previous("node_lost", LOST_A_NODE, was_killed=True), "Job 41 ended as node_lost; resuming the run."),
         (previous("node_lost"), None),  # it told the user itself
         (previous("crash"), None),
         (previous("running", TIMEOUT), None),  # the time limit is no grief

@@ -138,7 +138,7 @@ def test_a_disk_that_is_full_until_the_kill_forks_no_chain(
     assert queue.asked[-3:] == asked
     extra, own = link(run, queue, "103", "102"), link(run, queue, "104", "102")
     extra.have_two_wait()
-    assert extra.decide().why.startswith("Job 104 carries on in place of this one")
+    assert extra.decide().why.startswith("Job 104 resumes the run in place of this one")
     assert queue.asked[-3:] == asked
     own.have_two_wait()
     assert queue.asked[-1] == "submit 106 after 104 105"
@@ -492,7 +492,7 @@ def test_the_successor_tells_who_cancelled_a_job(run: RunDir, queue: FakeQueue) 
     successor = link(run, queue, "100", successor_of="7")
     assert not successor.decide().goes_on
     successor.tell()
-    assert told(run) == ["ended: Job 7 was cancelled by the user; hpc-grpo submit takes it up again."]
+    assert told(run) == ["ended: Job 7 was cancelled by the user; hpc-grpo submit resumes the run."]
 
 
 def test_the_user_hears_of_a_crash_where_the_queue_does_not_answer(run: RunDir, queue: FakeQueue) -> None:
@@ -511,7 +511,7 @@ def test_the_successor_tells_of_a_job_that_was_killed_before_it_gave_the_run_up(
     successor = link(run, queue, "100", successor_of="7")
     assert successor.decide().goes_on
     successor.tell()
-    assert told(run) == ["retrying: Job 7 ended as node_lost; carrying on."]
+    assert told(run) == ["retrying: Job 7 ended as node_lost; resuming the run."]
 
 
 def test_the_successor_tells_of_a_job_that_was_killed_without_a_record(run: RunDir, queue: FakeQueue) -> None:
@@ -520,7 +520,7 @@ def test_the_successor_tells_of_a_job_that_was_killed_without_a_record(run: RunD
     successor = link(run, queue, "100", successor_of="7")
     assert successor.decide().goes_on
     successor.tell()
-    assert told(run) == ["retrying: Job 7 ended without a word (OUT_OF_MEMORY); carrying on."]
+    assert told(run) == ["retrying: Job 7 ended without a record (OUT_OF_MEMORY); resuming the run."]
 
 
 def test_a_job_submitted_again_that_cannot_go_on_is_news(run: RunDir, queue: FakeQueue) -> None:
@@ -529,4 +529,4 @@ def test_a_job_submitted_again_that_cannot_go_on_is_news(run: RunDir, queue: Fak
     own = link(run, queue)
     assert not own.decide().goes_on
     own.tell()
-    assert told(run) == ["ended: The STOP file asks the run to end; hpc-grpo submit takes it up again."]
+    assert told(run) == ["ended: The STOP file asks the run to end; hpc-grpo submit resumes the run."]

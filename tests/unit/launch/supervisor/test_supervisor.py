@@ -275,7 +275,7 @@ def test_what_agents_have_ended_is_recorded_and_explains_the_crash(scene: Scene)
 @pytest.mark.parametrize(
     ("until_s", "why"),
     [
-        (None, "A signal told the nodes of this attempt to end. Stopped in time: the next job carries on."),
+        (None, "A signal told the nodes of this attempt to end. Stopped in time: the next job resumes the run."),
         (100.0, "The queue preempts this job, "),
     ],
 )

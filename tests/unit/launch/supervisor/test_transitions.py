@@ -308,7 +308,7 @@ def test_how_a_driver_ended(
         (-127, "The driver was killed by signal 127: KeyError: 'x'; see driver.log."),
         (-6, "The driver was killed by SIGABRT: KeyError: 'x'; see driver.log."),
         (-9, "The driver was killed by SIGKILL (often the kernel, out of memory); see driver.log."),
-        (75, "Stopped with more to do; start it again to carry on."),
+        (75, "Stopped, incomplete; start the run again to resume."),
         (0, "The driver exited with 0 but wrote no COMPLETE: it ended without finishing."),
     ],
 )

@@ -66,7 +66,7 @@ def test_workers_wait_in_the_order_of_their_names_and_are_taken_once(gate: Gate)
 
 
 def test_a_wrong_token_is_hung_up_on(gate: Gate, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(NotProvedError, match="another one"):
+    with pytest.raises(NotProvedError, match="another token"):
         prove_to_head(dial(gate), b"another token, just as long")
     assert not gate.waiting()
     wait_for(lambda: "does not know the token" in capsys.readouterr().out)

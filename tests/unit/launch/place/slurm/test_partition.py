@@ -61,7 +61,7 @@ def launch(num_nodes: int, **slurm: Any) -> LaunchConfig:
     [
         (launch(3), ["launch.num_nodes", "3", "workq", "at most 2", "large (at most 40)"]),
         (launch(41, partition="large"), ["launch.num_nodes", "41", "at most 40"]),
-        (launch(1, time_min=1441), ["time_min", "1441", "--time 1440", "follow-on jobs carry the run on"]),
+        (launch(1, time_min=1441), ["time_min", "1441", "--time 1440", "follow-on jobs continue the run"]),
     ],
 )
 def test_what_cannot_start_is_refused(asked_for: LaunchConfig, words: list[str], asked: list[Any]) -> None:

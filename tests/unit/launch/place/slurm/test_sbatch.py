@@ -181,7 +181,7 @@ def test_submit_gives_sbatch_the_script_and_nothing_of_this_job(
 def test_a_refusal_is_told_in_sbatchs_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = fake_sbatch(tmp_path, monkeypatch, "echo 'sbatch: error: invalid partition specified: nope' >&2; exit 1\n")
     request = JobRequest(run, launch(), "true")
-    with pytest.raises(JobInDoubtError, match=r"nope\nWhether it waits all the same is not known: `squeue --me`"):
+    with pytest.raises(JobInDoubtError, match=r"nope\nThe job may be queued all the same: `squeue --me`"):
         SlurmQueue().submit(request)
     (tmp_path / "squeue").write_text("#!/bin/sh\necho '41|mine'\n")
     (tmp_path / "squeue").chmod(0o755)
