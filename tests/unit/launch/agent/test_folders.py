@@ -142,7 +142,7 @@ def test_shared_memory_without_a_sticky_bit_is_refused_with_what_helps(
 ) -> None:
     monkeypatch.setattr(folders, "SHM", tmp_path)
     tmp_path.chmod(0o777)
-    with pytest.raises(LaunchError, match=rf"Have chmod \+t {tmp_path} done\.$"):
+    with pytest.raises(LaunchError, match=rf"Run chmod \+t {tmp_path}, or have its owner run it"):
         OwnedDir(tmp_path / "hg-1-1-0")
 
 
