@@ -56,7 +56,7 @@ _JOB = click.argument("job_id", metavar="JOB")
 def fleet(ctx: click.Context, folder: Path | None) -> None:
     """Train on a fleet of VMs: jobs wait in a database until GPUs are free.
 
-    Begin with `fleet init`, `fleet vm add` and `fleet submit`. Run `fleet up` on a machine that can reach the VMs.
+    Begin with `init`, `vm add` and `submit`. Run `up` on a machine that can reach the VMs.
     """
     ctx.obj = folder
 

@@ -178,7 +178,7 @@ def _fitting(values: dict[str, Any], gpus: int) -> tuple[dict[str, Any], Plan | 
 
 
 def node_split(learners: int, engines: int, *, colocated: bool = False) -> dict[str, Any]:
-    """Return the sections of a node's learners and engines; `colocated`: they take turns on one GPU."""
+    """Return the config sections of learners and engines. `colocated`: they take turns on one GPU."""
     # The learner's states stay on the GPU, so the engine gets less memory than its default.
     engine = {"engines_per_node": engines, **({"vllm": {"gpu_memory_utilization": 0.4}} if colocated else {})}
     return {"engine": engine, "placement": {"learners_per_node": learners, "colocate": colocated}}

@@ -52,7 +52,7 @@ def replay(run_name: str, overrides: tuple[str, ...], step: int, as_json: bool) 
     """Train a recorded step again on one learner, without engines, and compare its metrics with those of the run.
 
     Needs checkpoint.keep_batches in the run. KEY=VALUE changes keys for this step. Another loss, such as
-    loss.name=dapo, gets the settings of its paper. The run does not change.
+    loss.name=dapo, gets its defaults; loss.kl, loss.entropy_coef and loss.proximal stay. The run does not change.
     """
     run, config, changed = _prepared(run_name, overrides)
     with redirect_stdout(sys.stderr):  # libraries print to stdout when they are imported or start
@@ -161,7 +161,7 @@ def _prepared(run_name: str, overrides: Sequence[str]) -> tuple[RunDir, Config, 
 
 
 def _as_in_papers(config: Config, overrides: Sequence[str]) -> list[str]:
-    """Return the overrides. With another loss or correction, its settings are its paper's instead of the run's."""
+    """Return the overrides. Another loss or correction gets its defaults, and keeps the `shared` keys of the run."""
     named = [override.replace("loss.correction.name=", "loss.correction=") for override in overrides]
     names = [override.partition("=")[2] for override in named if override.startswith("loss.name=")]
     if not names:

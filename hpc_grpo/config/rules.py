@@ -74,7 +74,7 @@ def _lag_and_minibatches(config: Config) -> None:
 
 
 def _names(config: Config) -> None:
-    """Check names and settings of built-ins, and rewards and prompts of each source. Does not import user modules."""
+    """Check names and settings of built-ins, and that each source has rewards and prompts. Imports no user module."""
     if not config.needs.rollouts:
         return
     for key, reward in config.rewards_by_key.items():

@@ -221,8 +221,8 @@ def check_failures(
     At least one failure is allowed, because one of a few groups proves little. A fraction of 0 allows none.
 
     Training passes `earlier` groups: the last of them complete a window of 20 groups. In training, a missed deadline
-    counts only if a reward failed in every group: a server may just be slow. An eval set passes None, and every failure
-    counts: the metrics would leave out the failed prompts.
+    counts only if every group has a late or failed call: a server may be slow. An eval set passes None, and every
+    failure counts: the metrics would leave out the failed prompts.
     """
     forgives_deadlines = earlier is not None and max_failed_fraction > 0
     missing = max(0, _WINDOW - len(grades))

@@ -5,9 +5,9 @@ their order, preemptions or a publish. One seed per engine and publish would sav
 nothing on GPU, and every draw would depend on all earlier draws.
 
 On GPUs vLLM 0.32 (Model Runner V2) hashes seed, position and token: there is no state to keep. On CPU (V1) each request
-has a torch generator, which survives preemption. But if a full step cuts a prompt, V1 samples after the cut and then
-rewinds the generator. CPU generators cannot be rewound ("CPU Generator does not use offset"). So on CPU no prompt is
-cut: a prompt that does not fit into a step waits for the next step.
+has a torch generator, which survives preemption. But if chunked prefill splits a prompt, V1 samples after a chunk and
+then rewinds the generator. CPU generators cannot be rewound ("CPU Generator does not use offset"). So chunked prefill
+is off on CPU: a prompt that does not fit into a step waits for the next step.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False)
         "max_model_len": config.max_model_len,
         "max_num_seqs": engine.max_num_seqs,
         "max_num_batched_tokens": max_batched_tokens(config, on_gpu=on_gpu),
-        # Prompts must not be cut on CPU (engine/sampler.py). None: vLLM's default for the model.
+        # Must be off on CPU (engine/sampler.py). None: vLLM's default for the model.
         "enable_chunked_prefill": None if on_gpu else False,
         "tensor_parallel_size": engine.tensor_parallel,
         "enable_prefix_caching": True,

@@ -50,7 +50,7 @@ class Dispatcher:
                 task.add_done_callback(self._starting.discard)
 
     async def round(self) -> None:
-        """Sweep, and wait until all claimed jobs have started or were released."""
+        """Sweep, and wait until every start was tried."""
         await self.sweep()
         await asyncio.gather(*self._starting)
 

@@ -157,8 +157,8 @@ def working_dir(run: RunDir) -> Path:
     folder = read_record(run.source, lambda values: Path(values["working_dir"]))
     if folder is None:
         raise ConfigError(
-            f"{run.source} and its copy beside it are gone or damaged. They name the folder in which the run was "
-            f"started, where relative paths of its config begin. In that folder: hpc-grpo submit CONFIG."
+            f"{run.source} and its copy beside it are gone or damaged. They recorded the folder in which the run was "
+            f"started: its config's paths are relative to it. Run in that folder: hpc-grpo submit CONFIG."
         )
     return folder
 
@@ -180,8 +180,8 @@ def _take_up(run: RunDir, config: Config, now: Mapping[str, Any], accepts_change
     if not folder.is_dir():
         if not accepts_changes:
             raise ConfigError(
-                f"The run in {run.path} was started in {folder}, which is gone. Relative paths of its config begin in "
-                f"that folder. From the folder that has them now: hpc-grpo submit {run.path} --accept-changes"
+                f"The run in {run.path} was started in {folder}, which is gone. Paths of its config are relative to "
+                f"that folder. Run in the folder that has them now: hpc-grpo submit {run.path} --accept-changes"
             )
         folder = Path.cwd()
         source["working_dir"] = str(folder)

@@ -44,7 +44,7 @@ class Vision:
         yield from (own for own in self._model.parameters() if id(own) not in of_decoder)
 
     def inputs(self, batch: PackedBatch) -> dict[str, Tensor]:
-        """Return embeddings `[1, T, D]` and positions: `[1, T]`, or `[4, 1, T]` with time, height and width."""
+        """Return embeddings `[1, T, D]` and positions: `[1, T]`, or `[4, 1, T]` (text, time, height, width)."""
         embeddings = self._model.get_input_embeddings()(batch.input_ids.unsqueeze(0))
         positions = batch.position_ids.unsqueeze(0)
         images = [image for prompt in batch.prompts_with_images for image in prompt.images]

@@ -30,7 +30,7 @@ _WIDTH = 110
 
 
 class Advice(NamedTuple):
-    """In the tables, `todo` has {command} for the command that starts the run again."""
+    """A cause and its fix. {command} in `todo` stands for the command that resumes the run."""
 
     cause: str
     todo: str

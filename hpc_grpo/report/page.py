@@ -47,7 +47,7 @@ def write_page(runs: Sequence[RunDir], path: Path) -> Path:
 
 
 def make_page(data: dict[str, Any], rollouts: Sequence[tuple[str, Any]] = (), connect: str = "'none'") -> str:
-    """Return the HTML. Rollouts come last, by id, so the curves are drawn before the browser has read them."""
+    """Return the HTML. Rollouts (element id, groups) come last, so the browser draws the curves first."""
     files = {"UPLOT": "vendor/uPlot.iife.min.js", "UPLOT_CSS": "vendor/uPlot.min.css", "LICENSE": "vendor/LICENSE"}
     files |= {"SCRIPT": "page.js", "STYLE": "page.css"}
     blocks = {key: (_HERE / name).read_text() for key, name in files.items()}

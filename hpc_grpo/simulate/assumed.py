@@ -177,7 +177,7 @@ def training_rate(plan: Plan) -> Rate:
 
 
 def _exchange_s(plan: Plan) -> float:
-    """Return the seconds that a learner needs to exchange heads in its sequence-parallel group, per token of its slice.
+    """Return the seconds of a learner's all-to-alls in its sequence-parallel group, per token of its slice.
 
     Each forward pass and the backward pass send queries, keys, values and results, of all heads but the learner's own.
     """

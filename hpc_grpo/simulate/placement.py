@@ -34,7 +34,7 @@ _KEYS = (
 
 @dataclass(frozen=True)
 class Split:
-    """A planned placement that fits, simulated in turn (lag 0) and at the plan's lag."""
+    """A plan that fits, with forecasts at lag 0 (`in_turn`) and at its own lag."""
 
     plan: Plan
     in_turn: Forecast
@@ -101,7 +101,7 @@ def _candidates(plan: Plan) -> Iterator[Plan]:
 def _plainest(plan: Plan, same_layout: Sequence[Plan]) -> Plan:
     """Return the near-fastest candidate of one layout that changes the fewest keys of the plan.
 
-    The candidates differ only in the learners' part, so the longest step, run in turns, compares them.
+    The candidates differ only in the learners' part: compares their longest steps without overlap.
     """
     safe = [each for each in same_layout if not each.warnings] or same_layout
     in_turn_s = [sum(longest_step(each) or ()) for each in safe]

@@ -62,10 +62,10 @@ def submit_runs(request: JobRequest, runs: Sequence[RunDir], driver: str, queue:
     has_further = any(len(own) > 1 for own in launches.values())
     records = {}
     for run in runs:
-        remove_stop(run)  # Before the job exists, because it may start at once.
+        remove_stop(run)  # First, because the job may start at once.
         if earlier := [link.job_id for link in read_chain(run).since_the_user()]:
             queue.cancel(earlier)  # Waiting jobs of an earlier chain would take turns with this one.
-        # Before the first job starts: its successor reads the record.
+        # Write this first: a job reads its successor's request from it.
         records[run] = read_chain(run).asking_for(request.launch)
         write_chain(run, records[run])
         run.slurm_logs.mkdir(exist_ok=True)

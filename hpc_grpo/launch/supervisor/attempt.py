@@ -139,7 +139,7 @@ def _end_of_chain(run: RunDir, link: ChainLink) -> int | None:
 
 
 def close_record(run: RunDir, owner: LockOwner) -> None:
-    """Write the end of a killed attempt into its record: the time of its last beat, which its lock has."""
+    """Set `ended_at` in a killed attempt's record to the last beat in its lock."""
     for record in read_attempts(run):
         if record.attempt == owner.attempt and record.ended_at is None:
             record.ended_at = owner.beat_at

@@ -54,7 +54,7 @@ class AttemptSetup:
 
     @property
     def max_stalled_restarts(self) -> int:
-        """Return how many driver restarts in a row may end without a new checkpoint; 0 if a user watches."""
+        """Return how many tries in a row without a new checkpoint are retried. 0 for no retry: a user watches."""
         return 0 if self.place.is_attended else 1
 
     @property

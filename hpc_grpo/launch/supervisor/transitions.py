@@ -31,8 +31,8 @@ file or starts a process: `Supervisor` observes the events, `Processes` performs
     crash                        StartDriver, on the same nodes                         End
     lost nodes                   FORM_AGAIN, then after FormedAgain StartDriver or End  End
 
-A retry may help unless a signal, preemption or the STOP file asked for the end, or a user watches. At most one retry
-in a row may end without a new checkpoint. Crashes and lost nodes count separately.
+A retry may help unless a signal, preemption or the STOP file asked for the end, or a user watches. The second try
+in a row without a new checkpoint ends the attempt. Crashes and lost nodes count separately.
 """
 
 from __future__ import annotations
@@ -344,7 +344,7 @@ def _on_lost_nodes(state: State, event: NodesLost, now: float) -> Reaction:
 
 
 def _on_driver_end(state: State, ended: DriverEnded, now: float) -> Reaction:
-    """Wait a moment until a lost node or a stopped process may be known, unless the end is already explained."""
+    """Wait a moment for reports of a lost node or stopped process, unless the end is already explained."""
     explains = now - state.late_at <= _EXPLAINS_S
     state = replace(state, ended=ended, late=state.late if explains else "")
     if state.phase == "settling":

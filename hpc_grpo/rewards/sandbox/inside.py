@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 _POLL_S, _POLL_NODE_S = 0.02, 0.2
-"""Seconds between two checks of the processes: those of the namespace, or without one those of the whole node."""
+"""Seconds between two checks of the namespace's processes; without a namespace, of the node's processes."""
 
 _POLL_ENDING_S = 0.001
 """Seconds between two checks of a program that has closed its pipes: it is about to end."""
@@ -134,7 +134,7 @@ def _run(job: dict[str, Any], case: str) -> dict[str, str]:
         except BaseException:  # noqa: BLE001 - a scorer may raise anything
             os.write(2, traceback.format_exc().encode())
         finally:
-            os._exit(1)  # never back into the loop of this process
+            os._exit(1)  # never return into the parent's loop
     for descriptor in theirs.values():
         os.close(descriptor)
     written = {name: bytearray() for name in _DESCRIPTORS if name != "stdin"}
@@ -159,7 +159,7 @@ def _made(scorer: str, given: str) -> Callable[[str], float]:
 
 
 def _take_descriptors(theirs: dict[str, int]) -> None:
-    """Leave this process only the case's pipes. The loop's other descriptors carry the results of cases."""
+    """Keep only the case's pipes: the parent's other descriptors carry the results of cases."""
     above = {name: fcntl.fcntl(descriptor, fcntl.F_DUPFD, 100) for name, descriptor in theirs.items()}
     for name, descriptor in above.items():
         os.dup2(descriptor, _DESCRIPTORS[name])

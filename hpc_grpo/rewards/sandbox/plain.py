@@ -216,7 +216,7 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _leaf(value: Any) -> list[Any] | None:
-    """Return the node of a value without parts; None for an object that stays in its process."""
+    """Return the message node of a value without parts; None for an object that is not copied."""
     kind = type(value)
     if kind is int:
         return ["int", hex(value)]

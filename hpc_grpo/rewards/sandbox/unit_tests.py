@@ -218,7 +218,7 @@ class Peer:
         self._channel.send({"values": data, "printed": printed.getvalue()[:_MAX_PRINTED]})
 
     def _describe(self, value: Any) -> list[Any]:
-        """Return the node of an object that stays in its process."""
+        """Return the message node of an object that is not copied."""
         if (number := self._numbers_of_stand_ins.get(id(value))) is not None:
             return ["yours", number]
         if id(value) not in self._numbers:

@@ -132,7 +132,7 @@ def find_token(file: Path, environ: Mapping[str, str]) -> bytes | None:
 class Hello:
     """A worker's description of itself, after it has proved the token.
 
-    `identity` distinguishes workers of the same name. `interface` is that of its connection, None for loopback.
+    `identity` distinguishes workers of the same name. `interface` is its connection's, None for loopback.
     """
 
     name: str
@@ -182,7 +182,7 @@ class _Sending:
 
 
 class JoinedProcess:
-    """A program of a worker, as a NodeConnection. It ends with its connection."""
+    """A worker's agent, as a NodeConnection. `poll` sees only the connection."""
 
     def __init__(self, connection: socket.socket, node: str, log: IO[bytes], on_end: Callable[[], None]) -> None:
         self._connection, self._node, self._on_end = connection, node, on_end
