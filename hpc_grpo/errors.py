@@ -9,7 +9,7 @@ whether repeating the same command can help.
     1        a crash, or an end without a checkpoint                    may help
     69       the machine lacks something: a node, a GPU, a package      may help, once the machine has it
     73       another attempt holds the run                              helps, once that attempt has ended
-    75       stopped early with a checkpoint, or on a full disk         resumes
+    75       stopped early with a checkpoint                            resumes
     78       the user must change something                             ends in the same way
     128 + n  the driver was ended by signal n                           may help
 """
@@ -102,8 +102,7 @@ class NodesUnavailableError(LaunchError):
 class EndAskedError(LaunchError):
     """A stop was requested while the run could not write a checkpoint: it waited for nodes, a server or disk space.
 
-    `step` is the step of the newest checkpoint, from which another attempt resumes. 0: none, and the exit code is 1,
-    but 75 for disk space.
+    `step` is the step of the newest checkpoint, from which another attempt resumes. 0: none, and the exit code is 1.
     """
 
     exit_code = EXIT_RESUMABLE

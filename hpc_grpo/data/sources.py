@@ -29,7 +29,8 @@ BATCH_ITEMS = 1000
 _TAKE_ARGS = ("function", "reasoning_gym")
 _IN_FOLDERS = (
     *(".parquet", ".arrow", ".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".txt"),
-    *(".xml", ".h5", ".hdf5", ".lance", ".tar", ".zip"),
+    *(".xml", ".h5", ".hdf5", ".lance", ".tar", ".zip", ".geoparquet", ".gpq", ".conll", ".conllu", ".eval", ".vortex"),
+    *(".tsfile", ".toml"),
 )
 """Suffixes of files with rows that the library `datasets` finds in a folder. `.json.gz` counts as `.json`."""
 _SAVED = ("dataset_info.json", "dataset_dict.json")

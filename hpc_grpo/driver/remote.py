@@ -16,7 +16,7 @@ from typing import Any
 import ray
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 
-from hpc_grpo.errors import EXIT_COMPLETE, EXIT_RESUMABLE, EndAskedError, HpcGrpoError, LaunchError
+from hpc_grpo.errors import EXIT_COMPLETE, EXIT_RESUMABLE, HpcGrpoError, LaunchError
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.pulse import PULSE
 from hpc_grpo.run.source import PACKAGE, runs_from_copy
@@ -38,15 +38,14 @@ class Deadline:
 def run_driver(body: Callable[[RunDir], bool]) -> int:
     """Run `body` on the folder of the command line; `body` returns whether it is complete. Return the exit code.
 
-    Prints an HpcGrpoError and returns its exit code. A stop on a full disk is resumable, also before any checkpoint.
-    Disconnects from Ray in any case.
+    Prints an HpcGrpoError and returns its exit code. Disconnects from Ray in any case.
     """
     dump_stacks_on_signal("driver")
     try:
         return EXIT_COMPLETE if body(RunDir(Path(sys.argv[1]))) else EXIT_RESUMABLE
     except HpcGrpoError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        return EXIT_RESUMABLE if isinstance(error, EndAskedError) else error.exit_code
+        return error.exit_code
     finally:
         ray.shutdown()
 

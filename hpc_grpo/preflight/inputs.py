@@ -343,18 +343,18 @@ def refuse_offline(config: Config, environ: Mapping[str, str]) -> None:
 def refuse_unknown_models(config: Config, environ: Mapping[str, str]) -> None:
     """Raise ConfigError for a model that the hub does not know. A hub that does not answer refuses nothing."""
     of_job = job_environ(environ, config.launch.env)
-    file = home(of_job) / "token"  # this process may have another HF_HOME
-    token = of_job.get("HF_TOKEN") or (file.read_text().strip() if file.is_file() else None)
+    file = Path(of_job.get("HF_TOKEN_PATH") or home(of_job) / "token").expanduser()  # not this process's HF_HOME
     for item in () if is_offline(of_job) else to_fetch(config, environ):
         if item.source is not None:
             continue
         try:
             from huggingface_hub import HfApi
 
+            token = of_job.get("HF_TOKEN") or (file.read_text().strip() if file.is_file() else None)
             HfApi(of_job.get("HF_ENDPOINT"), token).model_info(item.name, timeout=_HUB_S)
-        except Exception as error:  # the library raises whatever its HTTP client does
+        except Exception as error:  # an unreadable token, or whatever the library's HTTP client raises
             if type(error).__name__ != "RepositoryNotFoundError":
-                return
+                continue
             raise ConfigError(
                 f"{item}: there is no such folder, and the hub has no model of this name, or none for your token. "
                 f"Check the spelling. For a private model, export HF_TOKEN or log in with `hf auth login`."

@@ -37,7 +37,7 @@ def refuse_damage(folder: Path) -> None:
         if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != digest:
             print(
                 f"error: {file} is missing or damaged: the run runs from its own copy of hpc-grpo.\n"
-                "The command that started the run, with --accept-changes, copies the installed one and records that.",
+                "  The command that started the run, with --accept-changes, copies the installed one and records it.",
                 file=sys.stderr,
             )
             sys.exit(_EXIT_CONFIG)

@@ -158,7 +158,7 @@ def training_rate(plan: Plan) -> Rate:
     computing = trained + frozen - trained_parameters(config, idle)
     scoring = (plan.model.reference_parameters or p - idle) * config.needs.reference + plan.model.teacher_parameters
     # The backward pass goes through frozen weights, and computes no gradients of them.
-    flops = _flops_per_token(config) * computing - 2 * frozen + 2 * scoring
+    flops = _flops_per_token(config) * computing - 2 * max(0, frozen - idle) + 2 * scoring
     in_microbatch, in_step = _communicated_bytes(config, trained, frozen)
     # One byte between all learners, in rings through each learner's own link.
     between_nodes = hardware.network_bytes_per_s * config.placement.learners_per_node

@@ -182,10 +182,10 @@ def test_an_attempt_that_failed_keeps_its_folder_and_ends_with_its_code(run: Run
         (["model", "sample", "RUN", "--interactive", "--num", "2"], "--num does not work with --interactive"),
         (["model", "eval", "RUN", "--max-items", "9"], "--max-items = 9 needs --data"),
         (["model", "eval", "RUN", "--out", "nowhere/out.json"], "there is no folder"),
-        (["model", "eval", "RUN", "run.name=mine"], "run.name cannot be changed for an eval: --root says it"),
+        (["model", "eval", "RUN", "run.name=mine"], "run.name cannot be changed for an eval: --root sets it"),
         (
             ["model", "eval", "RUN", "model.path=org/other"],
-            "model.path cannot be changed for an eval: RUN|MODEL says it",
+            "model.path cannot be changed for an eval: RUN|MODEL sets it",
         ),
         (
             ["model", "sample", "RUN", "Hi", "--source", "x"],

@@ -26,7 +26,7 @@ def script(folder: Path, text: str) -> Path:
         ("loss.epsilon=0.2", "epsilon is TRL's: here set loss.clip_low, loss.clip_high."),
         (
             "logging_steps=1",
-            "logging_steps is TRL's: leave it out (of the hub and of logging; the same command resumes).",
+            "logging_steps is TRL's: leave it out (part of the hub and of logging; the same command resumes a run).",
         ),
         ("use_vllm=true", "use_vllm is TRL's: leave it out (vLLM samples always)."),
         ("train.use_vllm=false", "use_vllm is TRL's: leave it out (vLLM samples always)."),

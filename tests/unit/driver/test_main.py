@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from functools import partial
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -16,7 +15,7 @@ from hpc_grpo.driver import main as train
 from hpc_grpo.driver.rollouts import DriverState
 from hpc_grpo.driver.schedule import TrainLength
 from hpc_grpo.driver.weights import Canary
-from hpc_grpo.errors import EXIT_RESUMABLE, ConfigError
+from hpc_grpo.errors import EXIT_RESUMABLE, ConfigError, EndAskedError
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.run.contract import PULSE_VARIABLE
 from hpc_grpo.run.files import wait_for_space
@@ -43,10 +42,9 @@ def test_the_driver_shows_its_phase_while_it_reads_the_inputs(tmp_path: Path, mo
     assert [(beat.work, beat.limit_s) for beat in shown] == [("inputs", 7.0)]
 
 
-@pytest.mark.parametrize("step", [0, 5])
 @pytest.mark.parametrize("is_signal", [True, False], ids=["SIGTERM", "STOP"])
 def test_a_driver_that_waits_for_space_can_be_stopped(
-    step: int, is_signal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    is_signal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir, looks = RunDir(tmp_path), [0, 0, 0]
 
@@ -60,11 +58,12 @@ def test_a_driver_that_waits_for_space_can_be_stopped(
     monkeypatch.setattr(train, "read_config", lambda _: minimal_config())
     monkeypatch.setattr(train, "train_length", lambda *_: TrainLength(9, 1, 9))
     monkeypatch.setattr(train, "wait_for_ray", lambda _: "10.0.0.1:6379")
-    monkeypatch.setattr(train, "newest_step", lambda _: step)
+    monkeypatch.setattr(train, "newest_step", lambda _: 5)
     monkeypatch.setattr(train, "_run_loop", loop)
-    monkeypatch.setattr(sys, "argv", ["main", str(tmp_path)])
-    assert (train.main(), len(looks)) == (EXIT_RESUMABLE, 2)
-    assert f"Stopping after step {step}: the disk is full" in capsys.readouterr().out
+    with pytest.raises(EndAskedError, match="the disk is full") as ended:
+        train.train(run_dir)
+    assert (ended.value.exit_code, len(looks)) == (EXIT_RESUMABLE, 2)
+    assert "Stopping after step 5: the disk is full" in capsys.readouterr().out
 
 
 def test_a_phase_is_said_when_it_begins_for_the_first_time(capsys: pytest.CaptureFixture[str]) -> None:

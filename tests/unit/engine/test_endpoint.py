@@ -412,7 +412,7 @@ async def test_openais_client_asks_for_text_completions_also_as_a_stream(scene: 
         (None, "must be a text"),
         ("", "no token"),
         ("\ud83d", "half of a character"),
-        ([1, -1], "token -1 is not among"),
+        ([1, -1], "token id -1 is outside"),
         ([10**30], "is outside the tokenizer's vocabulary"),
     ],
 )

@@ -150,7 +150,7 @@ def test_a_manifest_without_files_or_beside_others_does_not_pass(run_dir: RunDir
         "step_8: deepspeed/more.pt is not in its manifest",
         "step_7: rng_rank_0.pt is a link",
         "step_6: its manifest is that of step 1",
-        "step_5: ../step_1/rng_rank_0.pt lies outside of it",
+        "step_5: ../step_1/rng_rank_0.pt lies outside of the checkpoint",
     ]
     assert set_aside(damaged[0]).name == "step_9.damaged"
     assert steps(run_dir) == [1]
