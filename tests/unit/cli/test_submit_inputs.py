@@ -95,7 +95,9 @@ def test_train_refuses_a_model_that_the_hub_does_not_know(
     assert (result.exit_code, asked) == (code, ["https://h/org/gone"]), result.stderr
     assert ("model.path = org/gone: there is no such folder" in result.stderr) == (code == EXIT_CONFIG)
     assert (tmp_path / "runs").exists() == (code == 0)
-    refuse_unknown_models(minimal_config(model={"path": "org/gone"}), {"HF_HUB_OFFLINE": "1"})
+    (tmp_path / "unreadable").write_bytes(b"\xff")
+    for environ in ({"HF_HUB_OFFLINE": "1"}, {"HF_TOKEN_PATH": str(tmp_path / "unreadable")}):
+        refuse_unknown_models(minimal_config(model={"path": "org/gone"}), environ)
     assert len(asked) == 1
 
 
