@@ -36,7 +36,7 @@ Denominator = Annotated[
             "What divides the sum over a step's tokens. tokens: the number of tokens. sequences: each "
             "sequence's token count, then the number of sequences. constant: rollout.max_new_tokens for "
             "each sequence. A number: that many tokens for each sequence."
-        ),
+        )
     ),
 ]
 Proximal = Literal["recomputed", "interpolated", "engine"]

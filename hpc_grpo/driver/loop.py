@@ -131,14 +131,7 @@ class TrainingLoop:
         """
         try:
             yield
-        except (
-            ConfigError,
-            RewardError,
-            PromptError,
-            EngineLostError,
-            EnvironmentLateError,
-            GraderLostError,
-        ) as error:
+        except (ConfigError, RewardError, PromptError, EngineLostError, EnvironmentLateError, GraderLostError) as error:
             print(f"Saving before ending: {error}", flush=True)
             self.session.save_before_ending(state, record)
             raise

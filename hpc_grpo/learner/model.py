@@ -38,12 +38,7 @@ from hpc_grpo.learner.vision import Vision
 from hpc_grpo.run.contract import WEIGHTS_DIR_VARIABLE
 from hpc_grpo.run.pulse import PULSE
 from hpc_grpo.types import ParameterSpec, TrainSequence
-from hpc_grpo.weights.contract import (
-    refuse_long_rope,
-    refuse_scaled_logits,
-    refuse_short_context,
-    refuse_uneven_heads,
-)
+from hpc_grpo.weights.contract import refuse_long_rope, refuse_scaled_logits, refuse_short_context, refuse_uneven_heads
 
 _PROBED_TOKENS = 16
 _PROBED_DIFFERENCE = 0.05

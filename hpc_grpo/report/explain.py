@@ -198,8 +198,7 @@ _BY_KIND = {
     ),
     "stopped": Advice("stopped by request", "{command} continues from its checkpoint."),
     "cancelled": Advice(
-        "cancelled",
-        "If that was not you, ask who ended the job. {command} continues from the last checkpoint.",
+        "cancelled", "If that was not you, ask who ended the job. {command} continues from the last checkpoint."
     ),
     "walltime": Advice(
         "walltime",
