@@ -110,12 +110,11 @@ class Completion:
     """The model's tokens of one turn, and the input that was new in this turn. The first three arrays have length C.
 
     `token_ids` includes the end token, or the tokens of a text of `stop`, if `finish_reason` is "stop".
-    `engine_logprobs` are in nats, of the sampling distribution (after temperature and top_p).
-    `policy_versions` are the optimizer steps of the weights that sampled each token.
-    `context_ids` are the token ids of the new input: the first prompt, or an observation. If a completion
-    `starts_anew`, they are the model's complete input: the first prompt, or a prompt in which the chat template has
-    rewritten earlier turns. In a prompt with images each part of an image has a token. `reward` is the environment's
-    reward of this turn.
+    `engine_logprobs` are in nats, of the sampling distribution (after temperature and top_p). `policy_versions` are the
+    optimizer steps of the weights that sampled each token. `context_ids` are the token ids of the new input: the first
+    prompt, or an observation. If a completion `starts_anew`, they are the model's complete input: the first prompt, or
+    a prompt in which the chat template has rewritten earlier turns. In a prompt with images each part of an image has a
+    token. `reward` is the environment's reward of this turn.
     """
 
     token_ids: Int32Array

@@ -52,8 +52,7 @@ _PIN = 0.001
 _MAX_CALLS = 1_000_000
 """Ray's limit of concurrent calls, above all that an engine or a grader ever has. Ray's default is 1000.
 
-Each group is a waiting call. At the limit, a publish, a call too, would have to wait. Ray allocates nothing in
-advance.
+Each group is a waiting call. At the limit, a publish, a call too, would have to wait. Ray allocates nothing in advance.
 """
 _KEEPER_THREADS = 8
 """Files written or read at the same time: enough for a fast disk. A slow sync of a file does not block the others."""

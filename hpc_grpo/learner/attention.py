@@ -226,8 +226,7 @@ def packed_sdpa(
     `query` `[1, H, T, D]`, `key` and `value` `[1, Hkv, T, D]`; returns `[1, T, H, D]`. Documents are gathered into
     right-padded grids `[rows, H, length, D]`. In causal attention no real token sees padding on its right, so no mask
     is needed and the fused kernels apply. A mask of one document's size is needed for documents that continue a prompt
-    or exceed a sliding window. Raises ConfigError without a layout, and for options that this kernel does not
-    compute.
+    or exceed a sliding window. Raises ConfigError without a layout, and for options that this kernel does not compute.
     """
     layout: DocumentLayout = _layout("sdpa", module, attention_mask, options)
     masks = layout.masks(options.get("sliding_window"), query)
