@@ -142,8 +142,7 @@ class LaunchConfig(Section):
         120.0,
         description=(
             "`pod` and `host`: seconds that the head waits for a lost worker to return. The smallest wait is 20 s, so "
-            "that the remaining workers can reconnect. At the start the head waits 15 times this, and at least "
-            "1800 s."
+            "that the remaining workers can reconnect. At the start the head waits 15 times this, and at least 1800 s."
         ),
     )
     reward_server: RewardServerConfig | None = Field(

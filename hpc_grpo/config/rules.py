@@ -433,9 +433,8 @@ def _proximal(config: Config) -> None:
         )
     if loss.proximal == "interpolated" and (loss.compares_minibatch or loss.correction.compares_minibatch):
         raise ConfigError(
-            "loss.proximal = interpolated has no proximal logprobs before the optimizer step. loss.name = "
-            f"{loss.name} with loss.correction = {loss.correction.name} needs them to compare tokens. Set "
-            "loss.proximal=recomputed."
+            f"loss.proximal = interpolated has no proximal logprobs before the optimizer step. loss.name = {loss.name} "
+            f"with loss.correction = {loss.correction.name} needs them to compare tokens. Set loss.proximal=recomputed."
         )
 
 

@@ -88,9 +88,8 @@ def _load(kind: Any, what: str, key: str, path: str) -> Any:
     except (OSError, ValueError, ImportError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
-            f"{key} = {path!r}: no {what} can be loaded from it ({reason}). "
-            f"Give the folder of a Hugging Face model, or fetch a named one first, on a login node: "
-            f"hpc-grpo cluster prefetch CONFIG."
+            f"{key} = {path!r}: no {what} can be loaded from it ({reason}). Give the folder of a Hugging Face model, "
+            "or fetch a named one first, on a login node: hpc-grpo cluster prefetch CONFIG."
         ) from error
 
 

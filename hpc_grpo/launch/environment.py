@@ -192,9 +192,8 @@ def check_resolved(env: Mapping[str, str], environ: Mapping[str, str]) -> None:
         named = [found[1] or found[2] for found in VARIABLE.finditer(text)]
         if unknown := [variable for variable in named if variable not in environ]:
             raise ConfigError(
-                f"launch.env.{name} = {text}: {unknown[0]} is not set on {socket.gethostname()}, where training "
-                f"runs. Export it there (launch.setup_lines: ['export {unknown[0]}=...']), or write its value in "
-                "launch.env."
+                f"launch.env.{name} = {text}: {unknown[0]} is not set on {socket.gethostname()}, where training runs. "
+                f"Export it there (launch.setup_lines: ['export {unknown[0]}=...']), or write its value in launch.env."
             )
 
 

@@ -20,8 +20,7 @@ _UNPRINTABLE = re.compile(
     # Control characters except tab and line feed, ends of lines and paragraphs, and halves of surrogate pairs.
     "([\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff"
     # Default_Ignorable_Code_Point of Unicode 16: invisible characters. Annotation characters, which can hide text.
-    "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f"
-    "\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff])"
+    "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff])"
 )
 _LONGEST_LINE = 20_000
 """Characters of the longest printed line. A terminal needs minutes for a line of megabytes."""
