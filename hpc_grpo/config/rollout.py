@@ -170,7 +170,11 @@ _OF_OTHER_KEYS = {
     "enable_sleep_mode|sleep_.*|enable_cumem_allocator": "placement.colocate",
     "hf_token": "HF_TOKEN in the environment",
     # Processes, and the transport of weights and samples. Learners and driver depend on their values.
-    "_.*|numa_bind.*|(data|pipeline|(prefill|decode)_context)_parallel_.*|nnodes|node_rank|master_.*|device_ids|.*elastic_ep.*|.*eplb.*|worker_cls|worker_extension_cls|distributed_executor_backend|scheduler_cls|scheduling_policy|enable_chunked_prefill|trust_remote_code|hf_overrides|load_format|model_class_overrides|model_loader_extra_config|skip_tokenizer_init|enable_trace_replay|tokens_only|runner|convert|pooler_config|enable_prompt_embeds|logprobs_mode|max_logprobs|return_sampling_mask|.*lora.*|weight_transfer_config|(cpu_)?offload_.*|kv_offloading_.*|(kv|ec)_transfer_config|disable_sliding_window"
+    "_.*|numa_bind.*|(data|pipeline|(prefill|decode)_context)_parallel_.*|nnodes|node_rank|master_.*|device_ids|.*elastic_ep.*|.*eplb.*"
+    "|worker_cls|worker_extension_cls|distributed_executor_backend|scheduler_cls|scheduling_policy|enable_chunked_prefill"
+    "|trust_remote_code|hf_overrides|load_format|model_class_overrides|model_loader_extra_config|skip_tokenizer_init"
+    "|enable_trace_replay|tokens_only|runner|convert|pooler_config|enable_prompt_embeds|logprobs_mode|max_logprobs|return_sampling_mask"
+    "|.*lora.*|weight_transfer_config|(cpu_)?offload_.*|kv_offloading_.*|(kv|ec)_transfer_config|disable_sliding_window"
     "|profiler_config|enable_return_routed_experts|aux_output_config": "hpc-grpo alone",
 }
 """Arguments of vllm.EngineArgs, as patterns -> what decides them instead of `engine.vllm`."""
@@ -194,9 +198,10 @@ class EngineConfig(Section):
         default_factory=VllmArgs,
         description=(
             "Arguments of vllm.EngineArgs. Examples: max_num_seqs (requests decoded at once, default: 256), "
-            "gpu_memory_utilization (default: 0.9), enforce_eager: true, enable_prefix_caching: false, block_size "
-            "(tokens; only whole blocks are cached; default on CPU: 32), max_num_batched_tokens (default: 8192 on GPU, "
-            "2048 on CPU), async_scheduling: false, speculative_config: {method: ngram, num_speculative_tokens: 4}."
+            "gpu_memory_utilization (default: 0.9), enforce_eager: true, enable_prefix_caching: false, "
+            "block_size (tokens; only whole blocks are cached; default on CPU: 32), "
+            "max_num_batched_tokens (default: 8192 on GPU, 2048 on CPU), async_scheduling: false, "
+            "speculative_config: {method: ngram, num_speculative_tokens: 4}."
         ),
     )
     num_threads: PositiveInt = Field(1, description="OpenMP threads of one engine on CPU.")
