@@ -112,7 +112,7 @@ def test_assumed_numbers_are_those_of_the_code() -> None:
     assert f"{budgets.FRAGMENTATION:.0%} that torch's allocator cannot use" in text
     assert f"{budgets.LEARNER_CONTEXT_BYTES // GIB} GiB for CUDA and NCCL" in text
     graphs_gib = (budgets.ENGINE_CONTEXT_BYTES + budgets.CUDA_GRAPH_BYTES) // GIB
-    assert f"CUDA and its graphs {graphs_gib} GiB (assumed)" in text
+    assert f"CUDA and its graphs need {graphs_gib} GiB (assumed)" in text
     assert f"{budgets.GPU_PROCESS_GIB:g} GiB for each learner" in text
     assert f"{budgets.GRADING_PROCESS_GIB:g} GiB for each reward process" in text
     assert f"{budgets.SYSTEM_GIB:g} GiB for driver" in text

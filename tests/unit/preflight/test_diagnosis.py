@@ -112,7 +112,7 @@ def test_without_a_config_the_checks_that_need_one_say_so(place: Path) -> None:
 
 def test_an_override_needs_a_config_to_change(place: Path) -> None:
     done = CliRunner().invoke(main, ["cluster", "doctor", "--set", "launch.interface=lo"])
-    assert (done.exit_code, "name one" in done.output) == (EXIT_CONFIG, True)
+    assert (done.exit_code, "give a CONFIG first" in done.output) == (EXIT_CONFIG, True)
 
 
 def test_a_config_that_does_not_load_is_a_finding(place: Path) -> None:

@@ -55,6 +55,6 @@ def test_a_file_system_that_does_not_say_what_is_free_fails_the_check_and_the_su
     monkeypatch.setattr(inputs, "read_disk", silent)
     config = load_config("local/debug", ["model.path=org/m"])
     finding = disk_finding(config, Context(config, config.launch, {}))
-    assert (finding.status, "does not say" in finding.says) == ("failure", True)
-    with pytest.raises(ConfigError, match="does not say"):
+    assert (finding.status, "does not report free space" in finding.says) == ("failure", True)
+    with pytest.raises(ConfigError, match="does not report free space"):
         inputs.refuse_full_disk([config], {})

@@ -169,7 +169,7 @@ def test_a_model_of_images_is_refused_by_its_architecture() -> None:
     ):
         refuse_images(settings, "Qwen/Qwen2.5-VL-3B-Instruct", None)
     with pytest.raises(
-        ConfigError, match=r"LlavaForConditionalGeneration .* qwen2_5_vl, idefics3 train.* qwen2, qwen3"
+        ConfigError, match=r"LlavaForConditionalGeneration .* with data\.images: qwen2_5_vl, idefics3\. .* qwen2, qwen3"
     ):
         refuse_images({"architectures": ["LlavaForConditionalGeneration"], "vision_config": {}}, "llava", None)
     with pytest.raises(ConfigError, match=r"data\.images = image needs .* qwen2_5_vl, idefics3\. .* is qwen2"):
