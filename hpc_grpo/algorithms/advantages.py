@@ -1,8 +1,8 @@
 """The choices of `loss.advantage`: a settings class each, with the defaults of its paper.
 
 Each is a pure function of floats. The driver calls it on complete groups. `rewards` and `valid` are `[G]`, one for each
-rollout of a prompt. `valid` is False for a rollout whose reward failed, or that the run masks. Such a rollout gets the
-advantage 0.0, counts in no mean and is not trained on. If all valid rewards of a group are equal, the group's
+rollout of a prompt. `valid` is False for a rollout whose reward failed, or that the run masks. Such a rollout has the
+advantage 0.0. Means leave it out, and it is not trained on. If all valid rewards of a group are equal, the group's
 advantages are 0.0. `reinforce_pp` differs: it compares each reward with the mean of the step. An advantage is one
 number for all turns of a rollout, or a tuple with one number for each turn.
 """

@@ -51,7 +51,7 @@ def _masked(log_weights: Tensor, is_kept: Tensor) -> Weights:
 class CorrectionSettings(Section):
     name: str
     compares_minibatch: ClassVar[bool] = False
-    """Whether `weigh` needs `prepare`, which sees all tokens of an optimizer step."""
+    """Whether `prepare` is called, with all tokens of an optimizer step, before `weigh`."""
 
     def check(self) -> None:
         """Raise ConfigError if the user's function does not exist or does not take its args."""

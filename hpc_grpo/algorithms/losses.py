@@ -102,7 +102,7 @@ class LossSettings(Section):
     scales_advantage: ClassVar[bool] = True
     """Whether a token of advantage 0 has no gradient and does not change other tokens' gradients."""
     compares_minibatch: ClassVar[bool] = False
-    """Whether `term` needs `prepare`, which sees the tokens and advantages of a complete optimizer step."""
+    """Whether `prepare` is called, with all tokens and advantages of an optimizer step, before `term`."""
 
     def check(self) -> None:
         """Raise ConfigError if the user's function does not exist or does not take its args."""

@@ -38,11 +38,11 @@ def test_an_environment_is_tried_with_the_row_that_training_gives_it(
     )
     tokenizer, tried = make_tokenizer(chat_template), list[Any]()
 
-    def begin(key: str, environment: Any, row: Any, **_: Any) -> Answer:
-        tried.append(row)
+    def begin(key: str, environment: Any, row: Any, *, is_resume: bool) -> Answer:
+        tried.append((row, is_resume))
         return Answer([])
 
     monkeypatch.setattr(inputs, "first_answer", begin)
     stream = prompts(config, [{"question": "Which?", "solution": "this"}], tokenizer)
-    inputs._check_environments(config, tokenizer, [stream])
-    assert tried == [stream.prompt(0).fields]
+    inputs._check_environments(config, tokenizer, [stream], is_resume=True)
+    assert tried == [(stream.prompt(0).fields, True)]
