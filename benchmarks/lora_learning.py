@@ -1,7 +1,7 @@
 """Held-out pass@1 of the demo's task after the demo's steps: full training beside LoRA of rank 1 and of rank 16.
 
 `python benchmarks/lora_learning.py --folder FOLDER` after `tools/setup.sh cpu,demo`. LoRA has ten times the learning
-rate of full training. One run at a time, each seed with all variants before the next seed. `publish` is two steps that
+rate of full training, and alpha 64. One run at a time, each seed with all variants before the next seed. `publish` is two steps that
 publish the adapter alone. A run that is complete in FOLDER is read, not run again. `--model` is a folder that is there
 instead of the package's model. Each result is appended to FOLDER/results.txt as soon as it is known.
 """
@@ -23,11 +23,11 @@ from hpc_grpo.metrics.record import PASS_AT_1
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_metrics
 
-LORA_LR = {"train.lr": 2e-4}
+LORA = {"train.lr": 2e-4, "lora.alpha": 64}
 VARIANTS: dict[str, dict[str, Any]] = {
     "full": {},
-    "rank 1": {"lora.rank": 1, **LORA_LR},
-    "rank 16": {"lora.rank": 16, **LORA_LR},
+    "rank 1": {"lora.rank": 1, **LORA},
+    "rank 16": {"lora.rank": 16, **LORA},
 }
 PUBLISHES: dict[str, dict[str, Any]] = {
     f"{name}, adapter": {**VARIANTS[name], "lora.publish": "adapter", "train.total_steps": 2}
