@@ -1,9 +1,10 @@
 """Held-out pass@1 of a task that needs its image: SmolLM2's text model with a new, small vision tower.
 
 `python benchmarks/image_task.py --folder FOLDER` after `tools/setup.sh cpu,demo`. Each colour has a digit, drawn by the
-seed, which is the answer. All questions are alike, so only the image tells the answer. First the tower learns, without
-the text model, to give the embedding of the colour's name. Then GRPO trains text model, tower and connector. The eval
-set `shuffled` has the same rows with the images of others. A run that is complete in FOLDER is read, not run again.
+seed, which is the answer. All questions are alike and name the four digits, so only the image tells the answer. First
+the tower learns, without the text model, to give the embedding of the colour's name. Then GRPO trains text model, tower
+and connector. The eval set `shuffled` has the same rows with the images of others. A run that is complete in FOLDER is
+read, not run again.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from hpc_grpo.run.progress import read_metrics
 from tests.support.tiny_vision import CHAT, TOKENS, write_processor
 
 COLOURS, DIGITS = ("red", "green", "blue", "white"), "123456789"
-QUESTION = "Code of the colour: "
+QUESTION = "Which of the codes {} has this colour? Code: "
 _SIDE, _PROMPTS = 56, 16
 
 
@@ -122,9 +123,10 @@ def write_rows(folder: Path, name: str, count: int, codes: dict[str, str]) -> No
     images = [f"{name}-{number}.png" for number in range(count)]
     for colour, image in zip(colours, images, strict=True):
         draw(drawn, colour).save(folder / image)
+    question = QUESTION.format(", ".join(sorted(codes.values())))
     for file, shown in ((name, images), (f"{name}-shuffled", drawn.sample(images, count))):
         rows = zip(colours, shown, strict=True)
-        lines = [json.dumps({"question": QUESTION, "answer": codes[colour], "image": image}) for colour, image in rows]
+        lines = [json.dumps({"question": question, "answer": codes[colour], "image": image}) for colour, image in rows]
         (folder / f"{file}.jsonl").write_text("\n".join(lines) + "\n")
 
 

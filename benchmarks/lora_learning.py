@@ -1,9 +1,9 @@
 """Held-out pass@1 of the demo's task after the demo's steps: full training beside LoRA of rank 1 and of rank 16.
 
 `python benchmarks/lora_learning.py --folder FOLDER` after `tools/setup.sh cpu,demo`. LoRA has ten times the learning
-rate of full training, and alpha 64. One run at a time, each seed with all variants before the next seed. `publish` is two steps that
-publish the adapter alone. A run that is complete in FOLDER is read, not run again. `--model` is a folder that is there
-instead of the package's model. Each result is appended to FOLDER/results.txt as soon as it is known.
+rate of full training, and alpha 64. One run at a time, each seed with all variants before the next seed. `publish` is
+two steps that publish the adapter alone. A run that is complete in FOLDER is read, not run again. `--model` is a folder
+that is there instead of the package's model. Each result is appended to FOLDER/results.txt as soon as it is known.
 """
 
 from __future__ import annotations
