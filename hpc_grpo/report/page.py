@@ -194,7 +194,7 @@ def _evals(columns: MetricColumns) -> list[dict[str, Any]]:
 def _attempts(records: RunRecords, columns: MetricColumns, now: float) -> list[dict[str, Any]]:
     times = defaultdict[float, dict[str, float]](dict)
     numbers = columns.columns.get("attempt", ())
-    for name in (name for name in columns.columns if name.startswith("time/")):
+    for name in (key for key in columns.columns if key.startswith("time/")):
         for number, seconds in zip(numbers, columns.columns[name], strict=False):
             if seconds > 0:
                 times[number][name] = times[number].get(name, 0.0) + seconds
