@@ -55,7 +55,7 @@ COMMANDS = {
     "cluster doctor": ("check.doctor", "Check config, Slurm, nodes, network and GPUs before a run."),
     "cluster prefetch": ("check.prefetch", "Fetch model and data on the login node, and verify them."),
     "cluster shell": ("shell.shell", "Get a shell on a compute node."),
-    "cluster ray": ("ray.ray", "Run Ray's own command on the Ray of a run."),
+    "cluster ray": ("shell.ray", "Run Ray's own command on the Ray of a run."),
     "place": ("", "pod, host, fleet: train on machines without Slurm."),
     "place pod": ("places.pod", "Train on pods: the same command on each of them."),
     "place host": ("places.host", "Train on hosts that are started by hand."),

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -164,18 +164,15 @@ def _statistics(values: Sequence[float]) -> tuple[str, ...]:
     return str(len(values)), f"{sum(values) / len(values):.6g}", f"{min(values):.6g}", f"{max(values):.6g}"
 
 
-def _opened(rewards: Sequence[RewardConfig], num_workers: int) -> closing[RewardPool]:
+@contextmanager
+def _opened(rewards: Sequence[RewardConfig], num_workers: int) -> Iterator[RewardPool]:
     """Start a pool, import and prepare its rewards like training, and print the rewards' notes."""
     from hpc_grpo.grading.pool import RewardPool
 
-    pool = RewardPool(rewards, num_workers)
-    try:
+    with closing(RewardPool(rewards, num_workers)) as pool:
         for note in pool.check():
             echo(note, err=True)
-    except BaseException:  # also at Ctrl+C: otherwise the pool's workers would stay
-        pool.close()
-        raise
-    return closing(pool)
+        yield pool
 
 
 def _rewards(

@@ -189,8 +189,7 @@ def compare(run_names: tuple[str, ...], as_json: bool) -> None:
 
     With the folder of a sweep: shows the results of each cell, over its seeds.
     """
-    from hpc_grpo.report.compare import compare_runs
-    from hpc_grpo.report.sweep import sweep_results
+    from hpc_grpo.report.compare import compare_runs, sweep_results
 
     runs = find_sweep(run_names[0]) if len(run_names) == 1 else []
     found: Any = sweep_results(runs) if runs else compare_runs([find_run(name) for name in run_names])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -25,10 +23,7 @@ from hpc_grpo.run.contract import DEFAULT_DRIVER
 from hpc_grpo.run.lock import refuse_if_held
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.source import become_copy
-from hpc_grpo.system.processes import die_with_parent
-from hpc_grpo.system.signals import END_SIGNALS, Signals
-
-_LOOK_S = 0.2
+from hpc_grpo.system.commands import run_in_foreground
 
 
 @click.command()
@@ -104,12 +99,5 @@ def refuse_wrong_inputs(request: Request, accepts_changes: bool = False) -> None
 def run_until_over(command: Sequence[str]) -> int:
     """Run `command`, forward signals, and return its exit code. The command ends when this process ends."""
     sys.stdout.flush()
-    # The child has its own session, so Ctrl+C reaches it only once: from this process.
-    with Signals() as signals:
-        child = subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent(signal.SIGTERM))
-        while (code := child.poll()) is None:
-            while signals.pending:
-                number = signals.pending.pop(0)
-                child.send_signal(signal.SIGTERM if number in END_SIGNALS else number)
-            time.sleep(_LOOK_S)
+    code = run_in_foreground(command, own_session=True)  # else Ctrl+C would reach it twice
     return code if code >= 0 else EXIT_CRASH

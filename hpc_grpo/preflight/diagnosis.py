@@ -6,6 +6,7 @@ and does not poll the scheduler, since sites forbid polling.
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import time
@@ -18,7 +19,7 @@ from hpc_grpo.launch.place.base import Place
 from hpc_grpo.launch.place.job_queue import JobRequest
 from hpc_grpo.launch.place.slurm import partition
 from hpc_grpo.preflight import login
-from hpc_grpo.preflight.findings import Context, Finding, Group, failure, from_json, has_failure, skipped
+from hpc_grpo.preflight.findings import GROUPS, Context, Finding, Group, failure, has_failure, skipped
 from hpc_grpo.preflight.folders import own_folder, remove_own_folder
 from hpc_grpo.preflight.nodes import NODES, examine
 from hpc_grpo.run.files import write_atomic
@@ -115,7 +116,7 @@ def _findings(run: RunDir, job_id: str, wait_min: float) -> list[Group]:
     while time.monotonic() < deadline:
         was_over = ended.exists()  # before looking for the result, which may be the job's last act
         if result.exists():
-            groups = from_json(result.read_text())
+            groups = GROUPS.validate_python(json.loads(result.read_text()))
             if not has_failure(groups):  # after a failure, its log may tell more
                 remove_own_folder(run.path)
             return groups

@@ -5,7 +5,6 @@ A check that raises or hangs becomes a finding too. So one bad file system does 
 
 from __future__ import annotations
 
-import json
 import subprocess
 import textwrap
 import threading
@@ -14,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
+
+from pydantic import TypeAdapter
 
 from hpc_grpo.config import Config, LaunchConfig
 from hpc_grpo.errors import HpcGrpoError
@@ -50,6 +51,10 @@ class Group:
 
     name: str
     findings: tuple[Finding, ...]
+
+
+GROUPS = TypeAdapter(list[Group])
+"""Reads groups from the JSON of their `asdict`."""
 
 
 @dataclass(frozen=True)
@@ -166,19 +171,6 @@ def report_text(groups: Sequence[Group], took_s: float) -> str:
 def facts_of(groups: Iterable[Group]) -> list[dict[str, Any]]:
     """List the findings, each with the name of its group."""
     return [{"group": group.name, **asdict(finding)} for group in groups for finding in group.findings]
-
-
-def to_json(groups: Iterable[Group]) -> str:
-    return json.dumps(facts_of(groups), indent=2)
-
-
-def from_json(text: str) -> list[Group]:
-    """Return the groups that `to_json` wrote. Raises ValueError or TypeError for anything else."""
-    by_group: dict[str, list[Finding]] = {}
-    values: list[dict[str, Any]] = json.loads(text)
-    for value in values:
-        by_group.setdefault(value.pop("group"), []).append(Finding(**value))
-    return [Group(name, tuple(findings)) for name, findings in by_group.items()]
 
 
 def _lines(finding: Finding, width: int) -> Iterable[str]:

@@ -1,4 +1,7 @@
-"""Compare runs: config keys that differ, last numbers, and newest evals prompt by prompt."""
+"""Compare runs: config keys that differ, last numbers, and newest evals prompt by prompt.
+
+The runs of a sweep are compared by cell: runs whose configs differ only in their seed are one cell.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from statistics import fmean
 from typing import Any
 
+from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.metrics.evals import EvalGroup, eval_prefix, paired_differences, rows_of
+from hpc_grpo.metrics.evals import EvalGroup, eval_prefix, few_interval, paired_differences, rows_of
 from hpc_grpo.metrics.record import REWARD
 from hpc_grpo.report.page import names_of
 from hpc_grpo.report.samples import files_by_step
@@ -17,9 +22,11 @@ from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.frozen_config import flat, read_config
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_metrics
-from hpc_grpo.system.readable import one_line, table
+from hpc_grpo.system.readable import UNKNOWN, one_line, table
 
 _WIDTH = 40
+_MAY_DIFFER = ("launch.", "metrics.", "run.seed")
+"""Keys in which the runs of a cell may differ: a run may be resumed with another value of the first two."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +61,6 @@ def compare_runs(runs: Sequence[RunDir]) -> Comparison:
     if len(runs) < 2:
         raise ConfigError(f"{len(runs)} runs: a comparison needs two or more, such as runs/a and runs/b.")
     names, configs, metrics = names_of(runs), [read_config(run) for run in runs], [_lines(run) for run in runs]
-    keys = [flat(config.model_dump(mode="json")) for config in configs]
-    every = sorted({key for own in keys for key in own} - {"run.name", "run.root"})
-    values = {key: tuple(own.get(key) for own in keys) for key in every}
     last = [last_values(lines) for lines in metrics]
     differences: dict[str, dict[str, float]] = {}
     notes = []
@@ -83,11 +87,19 @@ def compare_runs(runs: Sequence[RunDir]) -> Comparison:
     return Comparison(
         runs=tuple(names),
         steps=tuple(max(lines) for lines in metrics),
-        config={key: own for key, own in values.items() if any(each != own[0] for each in own)},
+        config=_differing(configs),
         results={name: tuple(each.get(name, math.nan) for each in last) for name in sorted(set().union(*last))},
         differences=differences,
         notes=tuple(notes),
     )
+
+
+def _differing(configs: Sequence[Config]) -> dict[str, tuple[Any, ...]]:
+    """Return the keys whose values differ, besides name and folder, with the value of each config."""
+    keys = [flat(config.model_dump(mode="json")) for config in configs]
+    every = sorted(set[str]().union(*keys) - {"run.name", "run.root"})
+    values = {key: tuple(own.get(key) for own in keys) for key in every}
+    return {key: own for key, own in values.items() if any(each != own[0] for each in own)}
 
 
 def _lines(run: RunDir) -> dict[int, dict[str, Any]]:
@@ -125,3 +137,77 @@ def _group(lines: Sequence[Mapping[str, Any]]) -> EvalGroup:
         num_tokens=(0,),  # not on disk
         is_graded=is_graded,
     )
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Runs that differ only in their seed. `values` are the keys in which cells differ, with this cell's values.
+
+    `results` has the last reward and pass@1 of each set: the mean over the runs that have them, and the bounds of its
+    95% interval; NaN for the bounds of one run. `steps` has the last step of each run, 0 before the first.
+    """
+
+    values: Mapping[str, Any]
+    runs: tuple[str, ...]
+    num_complete: int
+    steps: tuple[int, ...]
+    results: Mapping[str, tuple[float, float, float]]
+
+    @property
+    def name(self) -> str:
+        return ", ".join(f"{key}={value}" for key, value in self.values.items()) or "all"
+
+
+@dataclass(frozen=True)
+class SweepResults:
+    cells: tuple[Cell, ...]
+
+    def __str__(self) -> str:
+        names = list(dict.fromkeys(name for cell in self.cells for name in cell.results))
+        rows = [
+            (
+                cell.name,
+                f"{cell.num_complete}/{len(cell.runs)}",
+                f"{min(cell.steps)}" if len({*cell.steps}) == 1 else f"{min(cell.steps)}-{max(cell.steps)}",
+                *(_shown(cell.results.get(name)) for name in names),
+            )
+            for cell in self.cells
+        ]
+        text = table(("CELL", "COMPLETE", "STEP", *names), rows)
+        return f"{text}\n\nMeans over the runs of a cell, with their 95% interval (Student's t)."
+
+
+def sweep_results(runs: Sequence[RunDir]) -> SweepResults:
+    """Return the results of runs by cell, in the order of the runs."""
+    found = _differing([read_config(run) for run in runs])
+    differing = {key: values for key, values in found.items() if not key.startswith(_MAY_DIFFER)}
+    cells: dict[str, list[int]] = {}
+    for at in range(len(runs)):
+        cells.setdefault(repr([values[at] for values in differing.values()]), []).append(at)
+    return SweepResults(
+        tuple(
+            _cell({key: values[own[0]] for key, values in differing.items()}, [runs[at] for at in own])
+            for own in cells.values()
+        )
+    )
+
+
+def _cell(values: Mapping[str, Any], runs: Sequence[RunDir]) -> Cell:
+    lines = [read_metrics(run.metrics) for run in runs]
+    last = [last_values(own) for own in lines]
+    names = dict.fromkeys(name for own in last for name in own if name == REWARD or name.endswith("/pass@1"))
+    found = {name: [own[name] for own in last if not math.isnan(own.get(name, math.nan))] for name in names}
+    return Cell(
+        values=values,
+        runs=tuple(run.name for run in runs),
+        num_complete=sum(run.is_complete() for run in runs),
+        steps=tuple(max(own, default=0) for own in lines),
+        results={name: (fmean(own), *few_interval(own)) for name, own in found.items() if own},
+    )
+
+
+def _shown(result: tuple[float, float, float] | None) -> str:
+    if result is None:
+        return UNKNOWN
+    mean, low, high = result
+    return f"{mean:.3f}" if math.isnan(low) else f"{mean:.3f} [{low:.3f}, {high:.3f}]"

@@ -23,13 +23,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.report.data import clean, run_data
-from hpc_grpo.report.page import MOST_ROLLOUT_BYTES, judge_of, make_page
+from hpc_grpo.report.page import MOST_ROLLOUT_BYTES, clean, judge_of, make_page, run_data
 from hpc_grpo.report.samples import read_groups, rollout_files
 from hpc_grpo.report.status import read_records, summarize
 from hpc_grpo.run.files import digest_of
@@ -84,7 +82,10 @@ class Dashboard(ThreadingHTTPServer):
     def _summary(self, run: RunDir) -> dict[str, Any]:
         summary = summarize(read_records(run), time.time())
         files = (run.metrics, run.state, run.config, run.chain, run.attempts, run.rollouts(0).parent)
-        stamps = [(stat.st_mtime_ns, stat.st_size) for path in files if (stat := _stat(path))]
+        stamps = []
+        for path in files:
+            with contextlib.suppress(OSError):
+                stamps.append(((stat := path.stat()).st_mtime_ns, stat.st_size))
         version = digest_of(json.dumps([summary.state, summary.problem, summary.attempt, stamps]))
         return dict(clean({**asdict(summary), "name": run.name, "version": version}))
 
@@ -147,9 +148,3 @@ def ssh_line(port: int, environ: Mapping[str, str]) -> str:
         return ""
     user, other = environ.get("USER", ""), "" if parts[3] == "22" else f"-p {parts[3]} "
     return f"ssh -N -L {port}:127.0.0.1:{port} {other}{user}{'@' if user else ''}{parts[2]}"
-
-
-def _stat(path: Path) -> os.stat_result | None:
-    with contextlib.suppress(OSError):
-        return path.stat()
-    return None

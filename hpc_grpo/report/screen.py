@@ -18,6 +18,7 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.screen import Screen
+from textual.widget import Widget
 from textual.widgets import DataTable, Footer, Sparkline, Static
 from textual.widgets.data_table import RowKey
 
@@ -43,11 +44,16 @@ class _Live(Screen[None], Generic[T]):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("q", "app.quit", "quit")]
 
-    def __init__(self) -> None:
+    def __init__(self, *parts: Widget) -> None:
         super().__init__()
+        self._parts = parts
         self.seen: T | None = None
         self._seen_at = self._due_at = time.monotonic()
         self._reading: Future[T] | None = None
+
+    def compose(self) -> ComposeResult:
+        yield from self._parts
+        yield Footer()
 
     def on_mount(self) -> None:
         self.set_interval(_LOOK_S, self._look)
@@ -95,13 +101,9 @@ class RunsScreen(_Live[list[RunSummary]]):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "open", "open the run", priority=True)]
 
     def __init__(self, runs: Callable[[], Sequence[RunDir]]) -> None:
-        super().__init__()
-        self._runs = runs
         self._table = DataTable[Text](cursor_type="row")
-
-    def compose(self) -> ComposeResult:
-        yield self._table
-        yield Footer()
+        super().__init__(self._table)
+        self._runs = runs
 
     def read(self) -> list[RunSummary]:
         return [summarize(read_records(run), time.time()) for run in self._runs()]
@@ -141,7 +143,6 @@ class RunScreen(_Live[Snapshot]):
     ]
 
     def __init__(self, run: RunDir, runs: Callable[[], Sequence[RunDir]]) -> None:
-        super().__init__()
         self._run, self._runs = run, runs
         self._head, self._steps = Static(id="head"), Static(id="steps", classes="box")
         self._steps.border_title = "last steps"
@@ -149,13 +150,8 @@ class RunScreen(_Live[Snapshot]):
         self._prompt = Vertical(self._asked, Horizontal(self._best, self._worst), id="prompt", classes="box")
         self._prompt.border_title = "a prompt of the last step"
         self._score, self._tokens, self._took = _Tile(), _Tile(), _Tile()
-
-    def compose(self) -> ComposeResult:
-        yield self._head
-        yield Horizontal(self._score, self._tokens, self._took, id="tiles")
-        yield self._prompt
-        yield self._steps
-        yield Footer()
+        tiles = Horizontal(self._score, self._tokens, self._took, id="tiles")
+        super().__init__(self._head, tiles, self._prompt, self._steps)
 
     def read(self) -> Snapshot:
         return snapshot(self._run)
@@ -209,14 +205,10 @@ class LogScreen(_Live[str]):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("l,escape", "app.pop_screen", "back")]
 
     def __init__(self, run: RunDir) -> None:
-        super().__init__()
-        self._run = run
         self._text = Static()
         self._log = VerticalScroll(self._text)
-
-    def compose(self) -> ComposeResult:
-        yield self._log
-        yield Footer()
+        super().__init__(self._log)
+        self._run = run
 
     def read(self) -> str:
         folder = attempt_dir(self._run, None)

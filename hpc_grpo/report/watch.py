@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from hpc_grpo.metrics.record import REWARD, played
-from hpc_grpo.report.logs import tail
 from hpc_grpo.report.samples import asked
 from hpc_grpo.report.status import SILENT_S, RunRecords, RunSummary, is_over, read_records, summarize
+from hpc_grpo.run.files import read_jsonl_from
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.readable import UNKNOWN, decimal, duration, number_or_none, short_number
 
@@ -68,7 +67,7 @@ def snapshot(run: RunDir) -> Snapshot:
     now = time.time()
     records = read_records(run)
     summary, state = summarize(records, now), records.state
-    steps = _last_lines(run.metrics, _KEPT_STEPS, "step")
+    steps = _last_lines(run.metrics, "step")[-_KEPT_STEPS:]
     last = steps[-1] if steps else {}
     progress: list[tuple[str, int, int]] = []
     if state is not None and summary.in_step:
@@ -80,7 +79,7 @@ def snapshot(run: RunDir) -> Snapshot:
     return Snapshot(
         summary,
         steps,
-        _prompt(_last_lines(run.rollouts(state.step if state else 0), None, "completion")),
+        _prompt(_last_lines(run.rollouts(state.step if state else 0), "completion")),
         find_alerts(records, summary, last),
         is_over(records, now),
         number_or_none(last.get(f"time/{records.owner.work}_s")) if records.owner and summary.doing else None,
@@ -156,14 +155,7 @@ def _text(line: Mapping[str, Any]) -> str:
     return played(line["turns"]) if line.get("turns") else str(line["completion"])
 
 
-def _last_lines(path: Path, count: int | None, key: str) -> list[dict[str, Any]]:
-    """Return the last complete lines of a JSONL file with `key`: `count` lines, or those in the last quarter MiB."""
-    found = []
-    for line in tail(path, (count or _READ_BYTES) + 1, _READ_BYTES).splitlines(keepends=True):
-        try:
-            values = json.loads(line) if line.endswith("\n") else None
-        except ValueError:  # the beginning of the line was not read
-            continue
-        if isinstance(values, dict) and key in values:
-            found.append(values)
-    return found[-count:] if count else found
+def _last_lines(path: Path, key: str) -> list[dict[str, Any]]:
+    """Return the complete lines with `key` in the last quarter MiB of a JSONL file."""
+    begin = max(0, path.stat().st_size - _READ_BYTES) if path.exists() else 0
+    return [values for _, values in read_jsonl_from(path, begin) if key in values]

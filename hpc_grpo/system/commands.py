@@ -92,20 +92,26 @@ def _whole(file: TextIO) -> str:
     return file.read()
 
 
-def run_in_foreground(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> int:
+def run_in_foreground(
+    argv: Sequence[str], environ: Mapping[str, str] | None = None, *, own_session: bool = False
+) -> int:
     """Run `argv` on this process's terminal until it ends. Return its exit code, negative for a signal.
 
-    This process forwards signals, SIGHUP as SIGTERM. Ctrl+C reaches the command from the terminal. No signal ends this
-    process earlier. Call it from the main thread.
+    This process forwards signals, SIGHUP as SIGTERM. Ctrl+C reaches the command from the terminal; with `own_session`
+    only through this process, which may be a notebook's. No signal ends this process earlier. Call it from the main
+    thread.
     """
     with Signals() as signals:
-        # sys.stdout may be redirected, which the child would not inherit
-        process = subprocess.Popen(argv, env=environ, stdout=sys.stdout, preexec_fn=die_with_parent())
+        # sys.stdout may be redirected, which the child would not inherit. But a notebook shows what the child inherits.
+        stdout = None if own_session else sys.stdout
+        process = subprocess.Popen(
+            argv, env=environ, stdout=stdout, start_new_session=own_session, preexec_fn=die_with_parent()
+        )
         while process.poll() is None:
-            for number in signals.pending:
-                if number != signal.SIGINT:
+            while signals.pending:
+                number = signals.pending.pop(0)
+                if own_session or number != signal.SIGINT:
                     process.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
-            signals.pending.clear()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_SIGNALS_S)
         return process.returncode

@@ -13,7 +13,7 @@ from hpc_grpo.config import Config, load_config
 from hpc_grpo.errors import EXIT_CONFIG
 from hpc_grpo.launch import fork as forking
 from hpc_grpo.launch.freeze import freeze
-from hpc_grpo.report.data import run_data
+from hpc_grpo.report.page import run_data
 from hpc_grpo.run.checkpoint import Manifest, hash_files, prune_checkpoints, valid_checkpoints, write_manifest
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.frozen_config import differences, read_config, write_config
