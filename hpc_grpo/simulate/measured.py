@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -64,7 +65,7 @@ def newest_attempt(run: RunDir, config: Config, fewest_steps: int = 1) -> Measur
     steps = read_metrics(run.metrics).items()
     lines = [line for step, line in steps if step > 0 and math.isfinite(line.get(_STEP, math.nan))]
     numbers = [int(line["attempt"]) for line in lines]
-    enough = [number for number in numbers if numbers.count(number) >= fewest_steps]
+    enough = [number for number, count in Counter(numbers).items() if count >= fewest_steps]
     if not enough:
         return None
     state, number = read_state(run), max(enough)
