@@ -110,7 +110,8 @@ class StartedGroup:
     """A group in progress. The driver sets `state` when it sees that a call has ended.
 
     Engine and grader are called at the same time: Ray passes the samples to the grader when the engine has finished
-    them. The reference in `sampling` becomes ready with `samples` and holds None, so the driver never fetches samples.
+    them. The reference of the engine's `call` becomes ready with `samples` and holds None: the driver never fetches
+    samples.
     """
 
     prompt: Prompt
@@ -121,30 +122,26 @@ class StartedGroup:
     state: Literal["sampling", "grading", "done", "failed"] = "sampling"
     was_lost: bool = False
     samples: Any = field(init=False, repr=False)
-    sampling: Call = field(init=False, repr=False)
     grading: Call = field(init=False, repr=False)
-    last: Call = field(init=False, repr=False)
-    """The group's last call, which holds its grades or its error."""
+    call: Call = field(init=False, repr=False)
+    """The call that an open group waits for. Then the last call, which holds the grades or the error."""
 
     @property
     def is_open(self) -> bool:
         return self.state in ("sampling", "grading")
 
-    @property
-    def call(self) -> Call:
-        """The call that an open group waits for."""
-        return self.sampling if self.state == "sampling" else self.grading
-
     def sample(self, call: str, index: int) -> None:
         """Ask the engine for the samples of request `index` of `generate`'s `call`, and the grader for their grades."""
         actor = self.engine.actor
         self.samples, over = actor.samples.remote(call, index)
-        self.sampling = Call(self.engine, actor, over)
+        self.call = Call(self.engine, actor, over)
         self.grade()
 
     def grade(self) -> None:
         actor = self.grader.actor
         self.grading = Call(self.grader, actor, actor.grade.remote(self.samples, self.prompt, self.with_texts))
+        if self.state == "grading":
+            self.call = self.grading
 
     def note_end(self) -> Exception | None:
         """Wait for the end of `call`, advance `state`, and return None.
@@ -155,18 +152,10 @@ class StartedGroup:
         if error and (is_engine_failure(error) if self.state == "sampling" else death(error)):
             return error
         if not error and self.state == "sampling":
-            self.state = "grading"
+            self.state, self.call = "grading", self.grading
         else:
-            self.last, self.state = self.call, "failed" if error else "done"
+            self.state = "failed" if error else "done"
         return None
-
-
-def _with_shared_images(prompt: Prompt, request: GroupRequest) -> tuple[Prompt, GroupRequest]:
-    """Put a prompt's images into the object store: its engine, grader and learner fetch them once."""
-    if not prompt.images:
-        return prompt, request
-    images = ray.put(prompt.images)
-    return replace(prompt, images=images), replace(request, images=images)
 
 
 class RolloutPool:
@@ -197,8 +186,12 @@ class RolloutPool:
         loads = [sum(own is engine for own in sampling) for engine in self._engines]
         engines = [self._engines[index] for index in spread(len(prompts), loads)]
         graders = itertools.islice(itertools.cycle(self._graders), len(prompts))
-        prompts, requests = zip(*map(_with_shared_images, prompts, requests), strict=True) if prompts else ((), ())
         groups = list(map(StartedGroup, prompts, requests, with_texts, engines, graders))
+        for group in groups:
+            if group.prompt.images:  # into the object store: engine, grader and learner fetch them once
+                images = ray.put(group.prompt.images)
+                group.prompt = replace(group.prompt, images=images)
+                group.request = replace(group.request, images=images)
         self._under_way += groups
         self._send(groups)
         return groups
@@ -216,7 +209,7 @@ class RolloutPool:
             self.on_progress(waiting_for, len(states), len(states) - states.count("sampling"), states.count("done"))
         # Either all groups have ended, or one failed and `get_all` raises its error.
         over = [group for group in started if not group.is_open]
-        grades = get_all([group.last.reference for group in over], None, waiting_for)
+        grades = get_all([group.call.reference for group in over], None, waiting_for)
         for grader in self._graders:
             grader.note_success()
         taken = set(started)

@@ -37,7 +37,7 @@ from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.pulse import PULSE, patience_of_driver
 from hpc_grpo.system.readable import UNKNOWN, counted, table
-from hpc_grpo.types import GroupRequest, Prompt
+from hpc_grpo.types import GroupRequest
 
 _SEED_OFFSET = 1_000_003
 """Keeps the sampling seeds of evals apart from those of training."""
@@ -63,7 +63,13 @@ class EvalSets:
         """
         prompts = {name: list(map(stream.prompt, range(len(stream)))) for name, stream in self._streams.items()}
         every = [prompt for of_set in prompts.values() for prompt in of_set]
-        requests = [self._request(name, prompt) for name, of_set in prompts.items() for prompt in of_set]
+        requests: list[GroupRequest] = []
+        for name, of_set in prompts.items():
+            settings, seed = self._config.eval_settings(name), self._config.run.seed + _SEED_OFFSET
+            assert settings.top_p is not None, "eval_settings resolves it"
+            sampling = self._config.rollout.sampling(settings.temperature, settings.top_p)
+            is_urgent, count = self._is_beside_training, settings.num_samples
+            requests += [request_of(prompt, seed, count, sampling, 0, is_urgent=is_urgent) for prompt in of_set]
         graded = iter(self._pool.wait(self._pool.start(every, requests, [True] * len(every)), "eval"))
         if not self._is_beside_training:
             # Training must not use prefixes cached here: a resumed run without this eval has none.
@@ -75,13 +81,6 @@ class EvalSets:
             measured = eval_metrics(groups, self._config.eval_settings(name), self._own_metrics)
             metrics |= {f"{eval_prefix(name)}{key}": value for key, value in measured.items()}
         return metrics, sampled
-
-    def _request(self, name: str, prompt: Prompt) -> GroupRequest:
-        rollout, settings = self._config.rollout, self._config.eval_settings(name)
-        seed = self._config.run.seed + _SEED_OFFSET
-        assert settings.top_p is not None, "eval_settings resolves it"
-        sampling = rollout.sampling(settings.temperature, settings.top_p)
-        return request_of(prompt, seed, settings.num_samples, sampling, 0, is_urgent=self._is_beside_training)
 
     def _checked(self, graded: Sequence[GradedGroup]) -> list[EvalGroup]:
         check_failures([group.grades for group in graded], self._config.grading.max_failed_fraction)

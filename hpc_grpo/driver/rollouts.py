@@ -92,6 +92,7 @@ class RolloutScheduler:
     def __init__(self, config: Config, stream: PromptStream, pool: Pool, state: DriverState, total_steps: int) -> None:
         self._config, self._stream, self.pool = config, stream, pool
         self._algorithm = algorithm_of(config)
+        self._sampling = config.rollout.sampling(config.rollout.temperature, config.rollout.top_p)
         self.curriculum: Curriculum | None = None
         if (settings := config.data.curriculum) is not None:
             from hpc_grpo.data.curriculum import Curriculum  # needs numpy, which a simulation does without
@@ -176,7 +177,8 @@ class RolloutScheduler:
                 self._next_to_start = ordinal + 1
             if not prompts:
                 return
-            requests = [self._request(prompt, policy_version) for prompt in prompts]
+            seed, size = self._config.run.seed, rollout.group_size
+            requests = [request_of(prompt, seed, size, self._sampling, policy_version) for prompt in prompts]
             num_logged = round(rollout.logged_fraction * len(prompts))
             with_texts = [position < num_logged for position in range(len(prompts))]
             self._started += self.pool.start(prompts, requests, with_texts)
@@ -189,11 +191,6 @@ class RolloutScheduler:
         if self.curriculum is None:
             return self._next_to_start
         return self.curriculum.next_awake(self._stream, self._next_to_start)
-
-    def _request(self, prompt: Prompt, policy_version: int) -> GroupRequest:
-        rollout = self._config.rollout
-        sampling = rollout.sampling(rollout.temperature, rollout.top_p)
-        return request_of(prompt, self._config.run.seed, rollout.group_size, sampling, policy_version)
 
 
 def request_of(

@@ -126,7 +126,9 @@ class Engine:
         self._loop = StepLoop(
             lambda: Sampler(start_vllm(config, on_gpu=on_gpu, reads_weights=reads_weights), stop_token_ids, adapter)
         )
-        self._player = EpisodePlayer(config, tokenizer, self._sample)
+        self._player = EpisodePlayer(
+            config, tokenizer, lambda requests: self.between_steps(lambda sampler: sampler.add(requests), drains=False)
+        )
         self._groups = defaultdict[tuple[str, int], asyncio.Future[asyncio.Task[GroupSamples]]](asyncio.Future)
 
     async def ready(self) -> None:
@@ -200,13 +202,12 @@ class Engine:
 
         Returns None without a probe. Raises WeightSyncError, or PromptError if vLLM refuses the probe.
         """
-        if probe is not None:
-            [probe] = await _with_images([probe])
+        probe = probe and await with_opened_images(probe)
         return await self.between_steps(lambda sampler: sampler.receive_weights(version, probe, self._verified))
 
-    async def between_steps(self, function: Callable[[Sampler], T]) -> T:
-        """Call `function(sampler)` between two steps, for example `Sampler.sleep`. Return its result."""
-        return await asyncio.wrap_future(self._loop.call(function))
+    async def between_steps(self, function: Callable[[Sampler], T], *, drains: bool = True) -> T:
+        """Call `function(sampler)` between two steps (`StepLoop`), for example `Sampler.sleep`. Return its result."""
+        return await asyncio.wrap_future(self._loop.call(function, drains=drains))
 
     async def usage(self) -> Usage:
         """Return the resource usage since the last call. `busy_s` is the time of sampling."""
@@ -218,17 +219,10 @@ class Engine:
     async def stop_profile(self) -> dict[str, bytes]:
         return await self.between_steps(lambda sampler: sampler.stop_profile())
 
-    async def _sample(self, requests: Sequence[GroupRequest]) -> Sequence[Future[Completion]]:
-        requests = await _with_images(requests)
-        return await asyncio.wrap_future(self._loop.call(lambda sampler: sampler.add(requests), drains=False))
 
-
-async def _with_images(requests: Sequence[GroupRequest]) -> Sequence[GroupRequest]:
-    """Replace references to image files by opened images. A prompt's images are opened once for all completions."""
-    references = {request.images for request in requests if request.images}
-    if not references:
-        return requests
-    files = await asyncio.gather(*references)
-    opened = await asyncio.to_thread(lambda: [tuple(map(open_image, own)) for own in files])
-    images = dict(zip(references, opened, strict=True))
-    return [replace(request, images=images.get(request.images, ())) for request in requests]
+async def with_opened_images(request: GroupRequest) -> GroupRequest:
+    """Replace the reference to a request's image files by opened images."""
+    if not request.images:
+        return request
+    files = await request.images
+    return replace(request, images=await asyncio.to_thread(lambda: tuple(map(open_image, files))))

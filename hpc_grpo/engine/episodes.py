@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -33,6 +33,7 @@ from hpc_grpo.config import Config
 from hpc_grpo.config.rollout import EnvironmentConfig
 from hpc_grpo.data.order import sampling_seed
 from hpc_grpo.data.templates import ChatTemplateError, PromptTemplate, Tokenizer, prompt_style
+from hpc_grpo.engine.actor import with_opened_images
 from hpc_grpo.engine.endpoint import Ask, Chats, Endpoint
 from hpc_grpo.episodes.dialogue import Dialogue
 from hpc_grpo.episodes.workers import Answer, EnvironmentFailedError, EnvironmentLostError, EnvironmentWorkers, Session
@@ -61,9 +62,13 @@ class EpisodePlayer:
         """Play all groups. Without waves, episodes with an environment queue their turns independently."""
         wave, tasks = _Wave(self._sample), []
         for request in requests:
-            is_alone = request.environment is not None and not self._in_waves
-            waves = [_Wave(self._sample) if is_alone else wave for _ in request.seeds]
-            tasks.append(asyncio.create_task(self._group(request, [(own, own.join()) for own in waves])))
+            if request.environment is None:
+                playing = self._answers(request, wave, wave.join())
+            else:
+                waves = [wave if self._in_waves else _Wave(self._sample) for _ in request.seeds]
+                seats = [(own, own.join()) for own in waves]
+                playing = self._episodes(request, self._stages[request.environment], seats)
+            tasks.append(asyncio.create_task(playing))
             self._playing[tasks[-1]] = wave
             tasks[-1].add_done_callback(self._playing.pop)
         return tasks
@@ -80,22 +85,32 @@ class EpisodePlayer:
             stage.workers.close()
         self._endpoint.stop()
 
-    async def _group(self, request: GroupRequest, seats: Sequence[tuple[_Wave, int]]) -> GroupSamples:
-        """Play the episodes of a group. If one raises, end the others."""
-        ids = np.asarray(request.prompt_token_ids, dtype=np.int32)  # one array for the group: pickled once
-        playing = [asyncio.ensure_future(self._episode(request, ids, *each)) for each in enumerate(seats)]
+    async def _answers(self, request: GroupRequest, wave: _Wave, place: int) -> GroupSamples:
+        """Sample a group of single answers, all in one turn of the wave."""
         try:
-            return GroupSamples(request.ordinal, tuple(await asyncio.gather(*playing)), request.images)
+            opened = await with_opened_images(request)
+            answers = await wave.ask(place, [replace(opened, seeds=(seed,)) for seed in request.seeds])
+        finally:
+            wave.leave()
+        ids = np.asarray(request.prompt_token_ids, dtype=np.int32)  # one array for the group: pickled once
+        turns = [own if len(own.context_ids) else replace(own, context_ids=ids) for own in answers]
+        episodes = tuple(Episode((turn,), turn.finish_reason) for turn in turns)
+        return GroupSamples(request.ordinal, episodes, request.images)
+
+    async def _episodes(self, request: GroupRequest, stage: _Stage, seats: Sequence[tuple[_Wave, int]]) -> GroupSamples:
+        """Play the episodes of a group. If one raises, end the others."""
+        playing = [asyncio.ensure_future(self._episode(request, stage, i, *own)) for i, own in enumerate(seats)]
+        try:
+            return GroupSamples(request.ordinal, tuple(await asyncio.gather(*playing)))
         finally:
             for episode in playing:
                 episode.cancel()
 
-    async def _episode(self, request: GroupRequest, prompt_ids: Any, index: int, seat: tuple[_Wave, int]) -> Episode:
+    async def _episode(self, request: GroupRequest, stage: _Stage, index: int, wave: _Wave, place: int) -> Episode:
         """Play one episode. Restart it if the process of its environment is lost.
 
         After too many losses, return an episode without turns and with a `failure`.
         """
-        wave, place = seat
         one_by_one: Any = asyncio.Lock() if self._in_waves else contextlib.nullcontext()
 
         async def ask(prompt: Sequence[int], turn: int, most: int) -> Completion:
@@ -105,20 +120,15 @@ class EpisodePlayer:
                 sampling = replace(sampling, max_new_tokens=most, min_new_tokens=min(sampling.min_new_tokens, most))
             if turn:
                 seed = sampling_seed(seed, request.ordinal, index, turn)
-            own = GroupRequest(request.ordinal, prompt, (seed,), sampling, request.is_urgent, request.images)
+            own = GroupRequest(request.ordinal, prompt, (seed,), sampling, request.is_urgent)
             async with one_by_one:
-                return await wave.ask(place, own)
+                return (await wave.ask(place, [own]))[0]
 
         try:
-            if request.environment is None:
-                completion = await ask(request.prompt_token_ids, 0, request.sampling.max_new_tokens)
-                if not len(completion.context_ids):
-                    completion = replace(completion, context_ids=prompt_ids)
-                return Episode((completion,), completion.finish_reason)
             losses: list[EnvironmentLostError] = []
             while len(losses) < _MAX_LOSSES and sum(loss.is_suspect for loss in losses) < _MAX_SUSPECTED:
                 try:
-                    return await self._stages[request.environment].play(request, ask)
+                    return await stage.play(request, ask)
                 except EnvironmentLostError as error:
                     losses.append(error)
             return Episode((), "stop", f"{losses[-1]}; its environment's process was lost {len(losses)} times")
@@ -208,17 +218,17 @@ class _Stage:
 
 
 class _Wave:
-    """Waits until each running episode has asked for a turn, then queues these turns in the order of the episodes."""
+    """Waits until all who play have asked for a turn, then queues these turns in the order in which they joined."""
 
     def __init__(self, sample: Sample) -> None:
-        self._sample, self._num_joined, self._num_playing = sample, 0, 0
-        self._asked: dict[int, tuple[GroupRequest, asyncio.Future[Future[Completion]]]] = {}
+        self._sample, self._num_playing = sample, 0
+        self._asked: dict[int, Sequence[GroupRequest]] = {}
+        self._queued: asyncio.Future[dict[int, list[Future[Completion]]]] = asyncio.Future()
 
     def join(self) -> int:
-        """Add an episode. Return its place in the order of the turns."""
+        """Add an episode, or a group of single answers. Return its place. All join before one leaves."""
         self._num_playing += 1
-        self._num_joined += 1
-        return self._num_joined
+        return self._num_playing
 
     def leave(self) -> None:
         self._num_playing -= 1
@@ -226,36 +236,35 @@ class _Wave:
 
     def end(self) -> None:
         """Cancel the collected turns instead of queueing them."""
-        for _, queued in self._asked.values():
-            queued.cancel()
+        self._queued.cancel()
         self._asked.clear()
 
-    async def ask(self, place: int, request: GroupRequest) -> Completion:
-        """Ask for a turn of the episode at `place`, and return its completion.
+    async def ask(self, place: int, requests: Sequence[GroupRequest]) -> list[Completion]:
+        """Ask for the turn of `place`, and return its completions.
 
-        If cancelled after the engine has the request, first waits for the completion: the engine still samples it.
+        If cancelled after the engine has the requests, first waits for the completions: the engine still samples them.
         """
-        queued: asyncio.Future[Future[Completion]] = asyncio.get_running_loop().create_future()
-        self._asked[place] = request, queued
+        self._asked[place], queued = requests, self._queued
         self._queue_if_all_asked()
         try:
-            return await asyncio.wrap_future(await asyncio.shield(queued))
+            sampling = (await asyncio.shield(queued))[place]
+            return await asyncio.gather(*map(asyncio.wrap_future, sampling))
         except asyncio.CancelledError:
-            if self._asked.pop(place, None) is None:
-                await asyncio.wait([asyncio.wrap_future(await queued)])
+            if queued is self._queued:
+                self._asked.pop(place, None)
+            else:
+                await asyncio.wait([asyncio.wrap_future(own) for own in (await asyncio.shield(queued))[place]])
             raise
 
     def _queue_if_all_asked(self) -> None:
         if self._asked and len(self._asked) == self._num_playing:
-            asked, self._asked = [self._asked[place] for place in sorted(self._asked)], {}
-            self._queueing = asyncio.create_task(self._queue(asked))
+            self._queueing = asyncio.create_task(self._queue(self._asked, self._queued))
+            self._asked, self._queued = {}, asyncio.Future()
 
-    async def _queue(self, asked: Sequence[tuple[GroupRequest, asyncio.Future[Future[Completion]]]]) -> None:
+    async def _queue(self, asked: Mapping[int, Sequence[GroupRequest]], queued: asyncio.Future[Any]) -> None:
+        places = sorted(asked)
         try:
-            sampling = await self._sample([request for request, _ in asked])
-        except Exception as error:  # noqa: BLE001 - raised by each episode that waits
-            for _, queued in asked:
-                queued.set_exception(error)
-        else:
-            for (_, queued), own in zip(asked, sampling, strict=True):
-                queued.set_result(own)
+            sampling = iter(await self._sample([request for place in places for request in asked[place]]))
+            queued.set_result({place: [next(sampling) for _ in asked[place]] for place in places})
+        except Exception as error:  # noqa: BLE001 - raised by all who wait
+            queued.set_exception(error)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from hpc_grpo.config import Config
 from hpc_grpo.data.images import thumbnail
@@ -21,9 +22,6 @@ from hpc_grpo.run.pulse import PULSE, patience_of_actor
 from hpc_grpo.run.stacks import dump_stacks_on_signal
 from hpc_grpo.system.usage import METER, Usage
 from hpc_grpo.types import Completion, Episode, GroupGrades, GroupSamples, Prompt
-
-if TYPE_CHECKING:
-    from hpc_grpo.types import Int32Array
 
 ENVIRONMENT_PART = "environment"
 """Name of the environment's reward in `reward_parts`: the sum over the turns of an episode."""
@@ -91,14 +89,11 @@ class Grader:
                 totals = tuple(map(sum, zip(parts[ENVIRONMENT_PART], totals, strict=True)))
         failures = tuple(episode.failure for episode in episodes)
         truncated = tuple(episode.finish_reason == "length" for episode in episodes)
-        masked = (
-            bool(failure) or (cut and self._mask_truncated) for failure, cut in zip(failures, truncated, strict=True)
-        )
-        versions = [_policy_versions(episode) for episode in episodes]
-        prompt_ids: list[int] = next(
-            (episode.turns[0].context_ids.tolist() for episode in episodes if episode.turns), []
-        )
-        thumbnails = await asyncio.to_thread(lambda: tuple(map(thumbnail, images))) if with_texts else ()
+        masked = [bool(own) or (cut and self._mask_truncated) for own, cut in zip(failures, truncated, strict=True)]
+        of_turns = [[turn.policy_versions for turn in own.turns] or [np.array([-1])] for own in episodes]
+        versions = [np.concatenate(own) for own in of_turns]
+        prompt_ids: list[int] = next((own.turns[0].context_ids.tolist() for own in episodes if own.turns), [])
+        thumbnails = await asyncio.to_thread(lambda: tuple(map(thumbnail, images))) if images and with_texts else ()
         is_shown = with_texts and prompt.environment is not None
         return GroupGrades(
             ordinal=samples.ordinal,
@@ -139,11 +134,3 @@ class Grader:
 
     def _decode(self, ids: Sequence[int], *, hides: bool) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=hides, clean_up_tokenization_spaces=False))
-
-
-def _policy_versions(episode: Episode) -> Int32Array:
-    """Return the versions that sampled the tokens `[C]` of an episode; [-1] if it has no tokens."""
-    import numpy as np
-
-    versions = [turn.policy_versions for turn in episode.turns]
-    return np.concatenate(versions) if versions else np.array([-1], dtype=np.int32)

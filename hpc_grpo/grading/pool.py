@@ -79,11 +79,11 @@ class RewardPool:
         self, rewards: Sequence[RewardConfig], num_workers: int, load_timeout_s: float = REWARD_LOAD_S
     ) -> None:
         [self._rewards] = labelled([rewards])
-        for reward in rewards:
-            reward.settings()
+        self._known = [(reward, _function_name(reward), reward.settings() or reward.args) for reward in rewards]
+        """Each reward with its function's name and its checked arguments, for calls to workers."""
         self._load_timeout_s = load_timeout_s
         self._closed = False
-        names, environ = tuple(map(_function_name, rewards)), _environ_for(rewards)
+        names, environ = tuple(name for _, name, _ in self._known), _environ_for(rewards)
         self._slots = [WorkerSlot(names, load_timeout_s, environ) for _ in range(num_workers)]
         self._idle: LifoQueue[WorkerSlot] = LifoQueue()  # LIFO: the last used worker has imported the rewards
         for slot in self._slots:
@@ -102,10 +102,9 @@ class RewardPool:
         server does not answer.
         """
         notes = []
-        for each in self._rewards.values():
+        for reward, name, args in self._known:
             patience_s = self._load_timeout_s + (_RESUME_S if is_resume else 0.0)
-            preparation = Preparation(_function_name(each), each.settings() or each.args, each.timeout_s, is_resume)
-            result = self._put(preparation, patience_s).result()
+            result = self._put(Preparation(name, args, reward.timeout_s, is_resume), patience_s).result()
             if result.away is not None:
                 raise RewardAwayError(result.away)
             if (problem := result.violation or result.failure) is not None:
@@ -126,10 +125,11 @@ class RewardPool:
         calls = {}
         for label, reward in rewards.items():
             group = Group(prompt, tuple(completions), fields, reward.timeout_s, images)
-            call = Call(_function_name(reward), reward.settings() or reward.args, group)
+            same = (reward.name, reward.args)
+            name, args = next((name, args) for own, name, args in self._known if (own.name, own.args) == same)
             # The worker itself stops a built-in's completion at the deadline; kill the worker only later.
             grace_s = 0.0 if ":" in reward.name else _GRACE_S
-            calls[label] = self._put(call, reward.timeout_s + grace_s)
+            calls[label] = self._put(Call(name, args, group), reward.timeout_s + grace_s)
         return PendingGroup(rewards, len(completions), calls)
 
     def usage(self) -> list[Usage | None]:
@@ -194,8 +194,8 @@ class PendingGroup:
         errors: list[str] = []
         lost = [""] * self.num_completions
         timed_out = True
-        for label, call in self.calls.items():
-            result = call.result(timeout)
+        for label, reward in self.rewards.items():
+            result = self.calls[label].result(timeout)
             if result.violation is not None:
                 raise RewardError(result.violation)
             if result.failure is not None:
@@ -204,7 +204,8 @@ class PendingGroup:
             scores = list(zeros if result.scores is None else result.scores)
             for index, reason in result.lost.items():
                 lost[index] = f"reward {label!r}: {reason}"
-                scores[index] = _worst(self.rewards[label])
+                built_in = REWARDS.find(reward.name)
+                scores[index] = float(built_in.most if reward.weight < 0 else built_in.least)
             parts[label] = tuple(scores)
         totals = [
             sum((reward.weight * parts[label][index] for label, reward in self.rewards.items()), start=0.0)
@@ -370,12 +371,6 @@ def labelled(reward_sets: Sequence[Sequence[RewardConfig]]) -> list[dict[str, Re
             labels[reward.name if number == 1 else f"{reward.name}#{number}"] = reward
         sets.append(labels)
     return sets
-
-
-def _worst(reward: RewardConfig) -> float:
-    """Return a built-in's score that lowers the weighted sum most, or raises it least."""
-    built_in = REWARDS.find(reward.name)
-    return float(built_in.most if reward.weight < 0 else built_in.least)
 
 
 def _environ_for(rewards: Sequence[RewardConfig]) -> dict[str, str]:
