@@ -73,7 +73,9 @@ def test_a_killed_driver_then_engine_then_node_cost_no_job(
 ) -> None:
     """Three rows in one run, for CI. `min_nodes` is 1: the survivor goes on, with half the learners."""
     steps = {"total_steps": 20, "lr": 1e-3}
-    scene = Scene.submit_run(slurm_cluster, tmp_path, num_nodes=2, launch={"min_nodes": 1}, train=steps)
+    scene = Scene.submit_run(
+        slurm_cluster, tmp_path, num_nodes=2, launch={"min_nodes": 1}, train=steps, slurm={"time_min": 20}
+    )
     scene.strike(lambda: scene.kill(HEAD, DRIVER))
     slurm_cluster.wait_until(lambda: scene.step >= 8, 300.0, "the driver was started again")
     scene.strike(lambda: scene.kill(HEAD, ENGINE))
