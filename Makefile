@@ -7,8 +7,9 @@ unexport PYTHONDONTWRITEBYTECODE
 NODES ?= 2
 KIND ?= pods
 SEED ?= 0
-# What else `make test` does where one of its two cores has nothing left to do.
-BESIDE ?=
+# What else `make test` does: in CI both of its cores have something to do until the end.
+FIRST ?=
+LAST ?=
 # Unit tests that start processes, and wait for them.
 PROCESSES := tests/unit/driver tests/unit/grading tests/unit/launch tests/unit/rewards tests/unit/run
 
@@ -26,22 +27,22 @@ demo-long:       ## The same on four harder tasks, which takes much longer
 	@tools/setup.sh cpu,demo
 	@$(PYTHON_BIN) -m hpc_grpo.cli demo --long --seed $(SEED)
 
-# Whole runs beside the other three in turn: with more at once, two cores miss the deadlines that tests are about.
+# Two at a time, the longest first: with more at once, two cores miss the deadlines that tests are about.
 test: setup      ## Unit and integration tests
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-runs test-parts \
-		test-unit-processes test-unit $(BESIDE)
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target $(FIRST) test-parts test-runs \
+		test-unit test-unit-processes $(LAST)
 
 test-runs:
-	@$(PYTHON_BIN) -m pytest tests/integration -m 'cluster and not long'
+	@$(PYTHON_BIN) -m pytest tests/integration -m 'cluster and not long' --durations=12
 
 test-parts:
-	@$(PYTHON_BIN) -m pytest tests/integration -m 'not cluster and not long'
+	@$(PYTHON_BIN) -m pytest tests/integration -m 'not cluster and not long' --durations=12
 
 test-unit-processes:
-	@$(PYTHON_BIN) -m pytest $(PROCESSES)
+	@$(PYTHON_BIN) -m pytest $(PROCESSES) --durations=12
 
 test-unit:
-	@$(PYTHON_BIN) -m pytest tests/unit $(PROCESSES:%=--ignore=%)
+	@$(PYTHON_BIN) -m pytest tests/unit $(PROCESSES:%=--ignore=%) --durations=12
 
 style: setup     ## Format the code and mend what ruff can
 	@$(PYTHON_BIN) -m ruff format .

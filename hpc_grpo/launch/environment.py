@@ -130,6 +130,7 @@ RAY_SETTINGS: dict[str, tuple[str, str]] = {
     "RAY_prestart_worker_first_driver": ("0", "else Ray starts an idle Python per CPU: 288 on a GH200 node"),
     "RAY_grpc_client_keepalive_time_ms": ("20000", "time until Ray probes a silent connection, by default 300 s"),
     "RAY_grpc_client_keepalive_timeout_ms": ("40000", "time that Ray waits for the probe's answer, by default 120 s"),
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": ("0", "Ray Serve has no replicas to move; teardown would wait for it"),
     "RAY_DISABLE_IMPORT_WARNING": ("1", "the warning is not for the user"),
     "RAY_IGNORE_UNHANDLED_ERRORS": ("1", "the driver reports the first error; Ray would print the others after it"),
 }

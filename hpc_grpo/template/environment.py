@@ -33,7 +33,8 @@ _MODULES = {
         "transformers.models.{model_type}.modeling_{model_type}",
     ),
     "engine": (
-        "hpc_grpo.engine.actor",
+        "hpc_grpo.engine.sampler",
+        "hpc_grpo.engine.episodes",
         "vllm.v1.engine.llm_engine",
         "hpc_grpo.engine.receive",
         "vllm.v1.worker.{device}_worker",

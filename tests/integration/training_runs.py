@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -27,7 +28,8 @@ from hpc_grpo.run.progress import read_metrics
 from tests.support.tiny_models import TINY
 
 HERE = Path(__file__).resolve().parent
-PAUSING = str(HERE.parent / "stand_ins" / "pausing.py")
+PAUSING = "pausing"
+"""A module in each workspace: a driver that is named as a file gets no templates."""
 LETTERS = f"{HERE / 'letters_reward.py'}:share_of_letters"
 RUN_DEADLINE_S = 900.0
 """For a whole tiny run on a machine that does other things too; alone it takes a thirtieth of it."""
@@ -38,7 +40,8 @@ LONG = replace(TINY, max_tokens=1024)
 
 
 def write_workspace(folder: Path) -> Path:
-    """Data, and models with random weights in `tied` and `untied`."""
+    """Data, models with random weights in `tied` and `untied`, and the driver `PAUSING`."""
+    shutil.copy(HERE.parent / "stand_ins" / "pausing.py", folder)
     write_tasks(folder, num_train=64, num_eval=8, num_sft=640, seed=0)
     write_model(folder / "tied", TINY, seed=0)
     untied = ModelSize(**{**vars(TINY), "tie_embeddings": False})

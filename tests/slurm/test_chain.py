@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from pathlib import Path
@@ -30,6 +31,8 @@ SBATCH = str(REPOSITORY / "sbatch" / "grpo_rlzero.sbatch")
 STAND_IN = str(REPOSITORY / "tests" / "stand_ins" / "driver.py")
 DEADLINE_S = 1200.0
 NUM_STEPS = 8
+LEFT_S = 75.0
+"""Time that the site leaves the second job at least: the driver waits, and Slurm warns it within 30 s."""
 
 
 def hpc_grpo(cluster: SlurmCluster, cwd: Path, *words: str) -> str:
@@ -78,7 +81,7 @@ def test_training_goes_on_from_job_to_job(slurm_cluster: SlurmCluster, tmp_path:
     urgent = int(slurm_cluster.output(URGENT, cwd=tmp_path))
     slurm_cluster.wait_until(lambda: pauses(run, attempt=2), DEADLINE_S, "the second job has one step left")
     second = read_attempts(run)[1]
-    minutes = int((time.time() - second.started_at) / 60) + 3
+    minutes = math.ceil((time.time() - second.started_at + LEFT_S) / 60)
     slurm_cluster.output(["scontrol", "update", f"JobId={second.job_id}", f"TimeLimit={minutes}"])
     slurm_cluster.wait_until(lambda: read_attempts(run)[1].ended_at is not None, DEADLINE_S, "the second job is over")
     (run.path / GO).touch()
@@ -94,6 +97,8 @@ def test_training_goes_on_from_job_to_job(slurm_cluster: SlurmCluster, tmp_path:
     assert [link.successor_of for link in chain.links[1:]] == [link.job_id for link in chain.links[:-1]]
     assert chain.successor == ""
     assert slurm_cluster.wait_for_job(urgent, 60.0).state == "COMPLETED"
+    logs = "".join(path.read_text() for path in run.attempts.glob("3-*/nodes/*/agent.log"))
+    assert "did not end within" not in logs, "Ray waited for its node to drain"
 
 
 def pauses(run: RunDir, attempt: int) -> bool:

@@ -39,7 +39,7 @@ def make_run(folder: Path, delay_s: float) -> RunDir:
         write_workspace(folder),
         "by-hand",
         rewards=[{"name": LETTERS, "timeout_s": 60, "args": {"delay_s": delay_s}}],
-        train={"total_steps": 12, "lr": 1e-3, "zero_stage": 1},
+        train={"total_steps": 6, "lr": 1e-3, "zero_stage": 1},
         checkpoint={"every": None},
     )
     return RunDir(config.parent / "runs" / "by-hand")

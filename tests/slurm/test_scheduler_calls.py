@@ -43,7 +43,7 @@ def test_a_link_asks_little_and_looking_on_asks_nothing(
     slurm_cluster: SlurmCluster, tmp_path: Path, calls: Path
 ) -> None:
     path = f"{calls.parent / 'bin'}:{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
-    environment = {"PATH": path, "HPC_GRPO_STAND_IN_EXIT": "75", "HPC_GRPO_STAND_IN_SLEEP_S": "5"}
+    environment = {"PATH": path, "HPC_GRPO_STAND_IN_EXIT": "75"}
     command = [sys.executable, "-m", "hpc_grpo.cli"]
     config = [*STAND_IN_CONFIG, f"run.root={tmp_path}", "launch.slurm.cpus_per_node=2", "--driver", STAND_IN]
     config.append("launch.slurm.extra.gres=gpu:2")  # of the config, and no more of them from link to link

@@ -61,6 +61,12 @@ def character_tokenizer(chat_template: str | None = None) -> Any:
 
 
 @pytest.fixture
+def quick_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a plan simulate few rollouts, which takes a third of the time: for tests of its text, not of its seconds."""
+    monkeypatch.setattr("hpc_grpo.simulate.assumed._ROLLOUTS", 512)
+
+
+@pytest.fixture
 def run_dir(tmp_path: Path) -> RunDir:
     run_dir = RunDir(tmp_path / "adder")
     run_dir.create()

@@ -22,7 +22,7 @@ def test_a_skip_whose_reason_is_not_named_fails_in_ci(
 ) -> None:
     (tmp_path / "test_it.py").write_text(f"import pytest\n{of.format(reason)}\ndef test_it(): ...\n")
     words = ["-m", "pytest", "-p", "tests.conftest", "-c", "/dev/null", "--rootdir", tmp_path, tmp_path]
-    environ = {**os.environ, "CI": ci}
+    environ = {**os.environ, "CI": ci, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(
         [sys.executable, *words], cwd=REPOSITORY, env=environ, capture_output=True, text=True, check=False
     )

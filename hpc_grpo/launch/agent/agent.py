@@ -232,8 +232,8 @@ class NodeAgent:
 
     def _end_ray(self) -> None:
         if self._ray is not None:
-            # End `ray start` first, alone: it drains its raylet for half a second. Without the GCS, the drain would
-            # never end. The grace time shrinks when Slurm's SIGTERM comes.
+            # End `ray start` first, alone: it ends Ray's processes in order. The grace time shrinks when Slurm's
+            # SIGTERM comes.
             self._ray.terminate(lambda: _URGENT_GRACE_S if self._is_urgent else _END_GRACE_S)
         end_processes(lambda: descendants(os.getpid()), _URGENT_GRACE_S if self._is_urgent else _LEFTOVER_GRACE_S)
         reap_adopted(keep=[])  # pid 1 of a container may never reap

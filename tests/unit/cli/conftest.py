@@ -21,6 +21,10 @@ def _stays_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpc_grpo.cli.train.become_copy", lambda _run, _words: None)
 
 
+@pytest.fixture(autouse=True)
+def _plans_are_quick(quick_plans: None) -> None: ...
+
+
 @pytest.fixture
 def programs(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> SlurmPrograms:
     """Return Slurm's programs; scontrol answers nothing about partitions."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import pytest
+
 from hpc_grpo.config import Config, load_config
 from hpc_grpo.plan.fit import Plan, make_plan
 from hpc_grpo.plan.memory import GH200, MemoryBudget
@@ -22,6 +24,12 @@ def planned_config(**sections: Any) -> Config:
     return minimal_config(step, **sections)
 
 
+PLACEMENTS = [
+    pytest.param(size, num_nodes, marks=[pytest.mark.long] * (num_nodes in (2, 4)))
+    for size in ("0.5B", "1.5B", "7B", "14B", "32B")
+    for num_nodes in (1, 2, 4, 8)
+]
+"""The rows of the table in docs/memory.md. Each takes seconds to simulate, so some are left to `make long`."""
 AS_THE_CARD = ("placement.learners_per_node=1", "engine.engines_per_node=3", "rollout.max_policy_lag=0")
 
 

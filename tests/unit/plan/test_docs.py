@@ -17,7 +17,7 @@ from hpc_grpo.simulate import assumed
 from hpc_grpo.simulate.placement import CARD_DEFAULT, Split, layout
 from hpc_grpo.system.disk import Room
 from hpc_grpo.types import GIB
-from tests.unit.plan.plan_configs import plan_7b_config, splits_of
+from tests.unit.plan.plan_configs import PLACEMENTS, plan_7b_config, splits_of
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "memory.md").read_text()
 SHOWN = re.findall(r"```bash\nhpc-grpo ([^\n]*)\n```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
@@ -101,8 +101,7 @@ def split_name(split: Split) -> str:
     return f"{learners} + {engines}{wide}, ZeRO-{train.zero_stage}{offload}"
 
 
-@pytest.mark.parametrize("num_nodes", [1, 2, 4, 8])
-@pytest.mark.parametrize("size", ["0.5B", "1.5B", "7B", "14B", "32B"])
+@pytest.mark.parametrize(("size", "num_nodes"), PLACEMENTS)
 def test_the_table_of_placements_is_what_the_plan_finds(size: str, num_nodes: int) -> None:
     assert placement_row(size, num_nodes) in PAGE.splitlines()
 

@@ -41,6 +41,7 @@ def test_shared_prompts_are_computed_once_a_group() -> None:
     assert load.num_microbatches == 16  # two groups in each
 
 
+@pytest.mark.usefixtures("quick_plans")
 def test_an_episode_samples_its_turns_and_is_trained_on_whole() -> None:
     played = {"name": "guess.py:G", "max_tokens": 3072, "max_turns": 4}
     rollout = {"prompts_per_step": 64, "group_size": 16, "max_new_tokens": 512}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from hpc_grpo.plan.disk import disk_budget
 from hpc_grpo.plan.text import size_sections
 from hpc_grpo.simulate.measured import MeasuredAttempt
 from hpc_grpo.simulate.text import plan_text, time_sections
 from hpc_grpo.system.disk import Room
 from tests.unit.plan.plan_configs import plan_7b_config
+
+pytestmark = pytest.mark.usefixtures("quick_plans")
 
 
 def test_a_plan_that_fits_says_so() -> None:

@@ -9,12 +9,10 @@ from hpc_grpo.plan.fit import Plan, replanned
 from hpc_grpo.simulate.assumed import simulated
 from hpc_grpo.simulate.placement import CARD_DEFAULT, changed_settings, fastest_in_turn, layout, ranked_splits
 from hpc_grpo.simulate.text import time_sections
-from tests.unit.plan.plan_configs import plan_7b_config, plan_shipped_7b, splits_of
+from tests.unit.plan.plan_configs import PLACEMENTS, plan_7b_config, plan_shipped_7b, splits_of
 
 COLOCATED = ("placement.colocate=true", "placement.learners_per_node=4", "engine.engines_per_node=4")
-SIZES = ("0.5B", "1.5B", "7B", "14B", "32B")
-NODES = (1, 2, 4, 8)
-EVERY = [(size, nodes) for size in SIZES for nodes in NODES if (size, nodes) != ("32B", 1)]
+EVERY = [placement for placement in PLACEMENTS if placement.values != ("32B", 1)]
 
 
 def placement_text(plan: Plan) -> str:

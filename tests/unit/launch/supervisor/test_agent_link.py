@@ -100,10 +100,10 @@ def test_heartbeats_neither_wait_for_a_spec_that_is_being_written_nor_fall_into_
 def test_an_agent_that_is_stopped_is_a_node_that_is_lost_also_before_ray_is_up(
     says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_link, "SILENT_AGENT_S", 5.0)
+    monkeypatch.setattr(agent_link, "SILENT_AGENT_S", 3.0)
     agent = tmp_path / "agent"
     signs = "while read -t 0.1 || [[ $? -gt 128 ]]; do echo alive; done"
-    agent.write_text(f"#!/bin/bash\necho a module is loaded\nsleep 5.5\necho '{says}'\n{signs}\n")
+    agent.write_text(f"#!/bin/bash\necho a module is loaded\nsleep 3.3\necho '{says}'\n{signs}\n")
     agent.chmod(0o755)
     link = AgentLink(FakePlace(wrap=lambda _node, _command: [str(agent)]), "nid001", tmp_path / "logs")
 
@@ -114,7 +114,7 @@ def test_an_agent_that_is_stopped_is_a_node_that_is_lost_also_before_ray_is_up(
     try:
         wait_until(lambda: loss() is not None or link._has_begun, "the agent has begun")
         begun = time.monotonic()
-        while time.monotonic() - begun < 6.0:  # longer than its lease
+        while time.monotonic() - begun < 3.5:  # longer than its lease
             assert loss() is None
             time.sleep(0.05)
         link.process.send_signal(signal.SIGSTOP)

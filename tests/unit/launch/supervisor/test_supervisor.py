@@ -19,6 +19,7 @@ from hpc_grpo.errors import EndAskedError
 from hpc_grpo.launch.agent import watch
 from hpc_grpo.launch.agent.protocol import Order
 from hpc_grpo.launch.supervisor import supervisor as supervisor_module
+from hpc_grpo.launch.supervisor import transitions
 from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup
 from hpc_grpo.launch.supervisor.supervisor import Supervisor
 from hpc_grpo.launch.supervisor.transitions import Loss
@@ -257,6 +258,8 @@ def test_a_driver_without_progress_and_its_nodes_are_asked_for_stacks(scene: Sce
 
 def test_a_driver_that_is_stopped_is_ended_and_started_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "STOPPED_S", 0.5)
+    monkeypatch.setattr(transitions, "_STACKS_S", 0.1)
+    monkeypatch.setattr(transitions, "_SETTLE_S", 0.1)
     stops = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP); raise SystemExit(3)"
     record = scene.see_through(FakeNodes("n1", is_ready=True), stops, "raise SystemExit(75)")
     assert record.exit_kind == "resumable"
