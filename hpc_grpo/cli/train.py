@@ -106,7 +106,7 @@ def run_until_over(command: Sequence[str]) -> int:
     sys.stdout.flush()
     # The child has its own session, so Ctrl+C reaches it only once: from this process.
     with Signals() as signals:
-        child = subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent(signal.SIGTERM))
+        child = subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent())
         while (code := child.poll()) is None:
             while signals.pending:
                 number = signals.pending.pop(0)
