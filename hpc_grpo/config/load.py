@@ -56,7 +56,7 @@ def load_resolved(path: Path) -> Config:
 def with_overrides(config: Config, overrides: Iterable[str], environ: Mapping[str, str] = os.environ) -> Config:
     """Apply `overrides` to a resolved config and check it like `load_config`. Raises ConfigError."""
     values = config.model_dump(mode="json")
-    resolved = frozenset(_texts(values))
+    resolved = frozenset(texts_in(values))
     return _validated(overridden(values, overrides), "With these overrides it", Loading(environ, resolved))
 
 
@@ -186,10 +186,10 @@ def _validated(values: Mapping[str, Any], origin: str, loading: Loading | None =
     return config
 
 
-def _texts(value: Any) -> Iterator[str]:
+def texts_in(value: Any) -> Iterator[str]:
     """Yield every text in nested mappings and lists."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list):
         for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(item)
+            yield from texts_in(item)

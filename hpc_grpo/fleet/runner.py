@@ -69,7 +69,7 @@ def run_job(folder: AttemptFolder, spec: dict[str, Any], signals: Signals) -> En
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=die_with_parent(signal.SIGTERM),  # if the runner is killed, its job checkpoints and ends
+                preexec_fn=die_with_parent(),  # if the runner is killed, its job checkpoints and ends
             )
         except OSError as error:
             return Ending("exit", EXIT_UNAVAILABLE, f"{argv[0]} could not be run: {error.strerror}")

@@ -59,9 +59,9 @@ def refuse_shared(folder: Path, environ: Mapping[str, str] = os.environ, holding
             )
 
 
-def keep_others_from_writing(environ: Mapping[str, str] = os.environ) -> None:
+def keep_others_from_writing() -> None:
     """Deny group and others write access to the files that this process and its children create."""
-    if environ.get(SHARED_VARIABLE) != "1":
+    if os.environ.get(SHARED_VARIABLE) != "1":
         os.umask(os.umask(_OTHERS_WRITE) | _OTHERS_WRITE)
 
 

@@ -72,12 +72,12 @@ def kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def die_with_parent(sig: int = signal.SIGTERM) -> Callable[[], None]:
-    """Return a `preexec_fn`: the child gets `sig` when the thread that starts it ends.
+def die_with_parent() -> Callable[[], None]:
+    """Return a `preexec_fn`: the child gets SIGTERM when the thread that starts it ends.
 
     Call Popen from the main thread: the kernel watches the starting thread, not the process.
     """
-    return functools.partial(tie_to_parent, os.getpid(), sig)
+    return functools.partial(tie_to_parent, os.getpid(), signal.SIGTERM)
 
 
 def tie_to_parent(parent: int, sig: int) -> None:

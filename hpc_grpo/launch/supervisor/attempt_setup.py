@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
-from typing import Any
 
 from hpc_grpo import __version__
 from hpc_grpo.config import Config, LaunchConfig
+from hpc_grpo.config.load import texts_in
 from hpc_grpo.launch.agent.protocol import NodeSpec, OwnDisk, Stage
 from hpc_grpo.launch.agent.stage import version_of
 from hpc_grpo.launch.environment import job_environ
@@ -153,20 +153,11 @@ def needed_everywhere(config: Config, begun_at: float) -> dict[str, str]:
     needed = {key: path for key, path in config.models.items() if _is_here(path)}
     for key, value in values.items():
         if ".args." in key:
-            paths = [path for path in _texts(value) if _is_here(path) and Path(path).stat().st_mtime < begun_at]
+            paths = [path for path in texts_in(value) if _is_here(path) and Path(path).stat().st_mtime < begun_at]
             needed |= {key if len(paths) == 1 else f"{key}.{index}": path for index, path in enumerate(paths)}
     return needed
 
 
-def _is_here(value: Any) -> bool:
+def _is_here(path: str) -> bool:
     # Not Path.exists: it raises for text that is longer than a path may be, such as a prompt "/no_think ...".
-    return str(value).startswith("/") and os.path.exists(str(value))  # noqa: PTH110
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yield the texts in a value and in nested lists of it."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list):
-        for part in value:
-            yield from _texts(part)
+    return path.startswith("/") and os.path.exists(path)  # noqa: PTH110
