@@ -117,7 +117,7 @@ class SlurmQueue:
             raise
         is_task = "_" in job_id  # the query then names one record, which has another JobId
         records = (record for record in text.records(shown) if is_task or record.get("JobId") == job_id)
-        return next((SlurmJob(job_id, record, self.ask) for record in records), None)
+        return next((SlurmJob(job_id, record, self.ask, self.sleep) for record in records), None)
 
     def end_of(self, job_id: str) -> JobEnd:
         state = self._final_state(job_id)

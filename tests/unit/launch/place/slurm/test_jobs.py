@@ -82,12 +82,14 @@ def test_accounting_that_is_behind_or_away_for_a_moment_is_asked_again(
     left, pauses = iter(answers), [0.0]
 
     def ask(argv: Sequence[str], deadline_s: float = 0.0) -> str:
-        answer = SCRIPT if argv[0] == "scontrol" else next(left)
+        answer = next(left) if argv[0] == "sacct" else SHOWN if argv[1] == "show" else SCRIPT
         if isinstance(answer, LaunchError):
             raise answer
         return answer
 
-    found = SlurmJob("6", fields(SHOWN), ask, pauses.append).asked(LaunchConfig(), by_hand=True)
+    job = SlurmQueue(ask, sleep=pauses.append).show("6")
+    assert job is not None
+    found = job.asked(LaunchConfig(), by_hand=True)
     assert (found.slurm.extra, sum(pauses), list(left)) == ({"exclusive": True, **extra}, seconds, [])
 
 
