@@ -7,7 +7,7 @@ Array fields state their length, unit and zero convention. `G` is the group size
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 if TYPE_CHECKING:
@@ -114,7 +114,9 @@ class Completion:
     optimizer steps of the weights that sampled each token. `context_ids` are the token ids of the new input: the first
     prompt, or an observation. If a completion `starts_anew`, they are the model's complete input: the first prompt, or
     a prompt in which the chat template has rewritten earlier turns. In a prompt with images each part of an image has a
-    token. `reward` is the environment's reward of this turn.
+    token. `reward` is the environment's reward of this turn. With `train.router_replay`, `experts` are the experts that
+    each layer chose for a token, uint8 or uint16 `[N, layers, k]`. The last sampled token has none, because the engine
+    did not compute it. So N = P + C - 1, and `as_turn` keeps the last rows.
     """
 
     token_ids: Int32Array
@@ -124,6 +126,13 @@ class Completion:
     context_ids: Any = ()
     starts_anew: bool = True
     reward: float = 0.0
+    experts: Any = None
+
+    def as_turn(self, context_ids: Any, *, starts_anew: bool) -> Completion:
+        """Return this completion with its new input, without the experts that earlier turns of the sequence have."""
+        num_new = len(context_ids) + len(self.token_ids)
+        experts = None if self.experts is None else self.experts[-num_new:]
+        return replace(self, context_ids=context_ids, starts_anew=starts_anew, experts=experts)
 
 
 @dataclass(frozen=True)
@@ -221,7 +230,9 @@ class TrainSequence:
     nats, `policy_versions[i]` the version of the weights that sampled it. These three are 0 where the mask is False.
     Without an engine, `engine_logprobs` are 0, and `policy_versions` are 0 or None. Tokens that the model did not write
     are masked: the prompt, and observations inside an episode. (ordinal, sample_index) orders sequences
-    deterministically. `images` are the bytes of the prompt's image files.
+    deterministically. `images` are the bytes of the prompt's image files. `experts` `[L, layers, k]` are the engine's
+    experts of each token, None without `train.router_replay`. The last token predicts nothing, so its experts have no
+    effect.
 
     A prompt [5, 6], the completion [7, 8] with advantage 0.5, an observation [9], and the completion [4]:
 
@@ -247,6 +258,7 @@ class TrainSequence:
     engine_logprobs: Float32Array
     policy_versions: Int32Array | None = None
     images: tuple[bytes, ...] = ()
+    experts: Any = None
 
     @property
     def num_trained_tokens(self) -> int:

@@ -107,7 +107,11 @@ def _sequence(samples: GroupSamples, sample_index: int, turns: Sequence[tuple[Co
         versions[start:end] = turn.policy_versions
     of_tokens = loss_mask * advantages
     arrays = token_ids, loss_mask, of_tokens, engine_logprobs, versions
-    return TrainSequence(samples.ordinal, sample_index, *arrays, samples.images)
+    experts = None
+    if turns[-1][0].experts is not None:
+        # The last token repeats the experts of the token before it.
+        experts = np.concatenate([*(turn.experts for turn, _ in turns), turns[-1][0].experts[-1:]])
+    return TrainSequence(samples.ordinal, sample_index, *arrays, samples.images, experts)
 
 
 def algorithm_of(config: Config) -> Algorithm:

@@ -168,6 +168,7 @@ _OF_OTHER_KEYS = {
     "kv_cache_memory_bytes|num_gpu_blocks_override": "engine.kv_cache_gib",
     "spec_.*": "engine.vllm.speculative_config",
     "enable_sleep_mode|sleep_.*|enable_cumem_allocator": "placement.colocate",
+    "enable_return_routed_experts|aux_output_config": "train.router_replay",
     "hf_token": "HF_TOKEN in the environment",
     # Processes, and the transport of weights and samples. Learners and driver depend on their values.
     "_.*|numa_bind.*|(data|pipeline|(prefill|decode)_context)_parallel_.*|nnodes|node_rank|master_.*|device_ids|.*elastic_ep.*|.*eplb.*"
@@ -175,7 +176,7 @@ _OF_OTHER_KEYS = {
     "|trust_remote_code|hf_overrides|load_format|model_class_overrides|model_loader_extra_config|skip_tokenizer_init"
     "|enable_trace_replay|tokens_only|runner|convert|pooler_config|enable_prompt_embeds|logprobs_mode|max_logprobs|return_sampling_mask"
     "|.*lora.*|weight_transfer_config|(cpu_)?offload_.*|kv_offloading_.*|(kv|ec)_transfer_config|disable_sliding_window"
-    "|profiler_config|enable_return_routed_experts|aux_output_config": "hpc-grpo alone",
+    "|profiler_config": "hpc-grpo alone",
 }
 """Arguments of vllm.EngineArgs, as patterns -> what decides them instead of `engine.vllm`."""
 

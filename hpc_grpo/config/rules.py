@@ -236,8 +236,29 @@ def _images(config: Config) -> None:
         )
 
 
+def _router_replay(config: Config) -> None:
+    if not config.train.router_replay:
+        return
+    if not config.needs.rollouts:
+        raise ConfigError(
+            f"train.router_replay = true, but task {config.task.name} has no engines that choose experts. Set it to "
+            "false."
+        )
+
+
 def check_engine(config: Config, *, on_gpu: bool) -> None:
     """Raise ConfigError for settings of `engine` that vLLM refuses, or runs wrongly, on this device."""
+    if config.train.router_replay:
+        if config.engine.vllm.get("enable_prefix_caching", on_gpu) != on_gpu:
+            raise ConfigError(
+                "engine.vllm.enable_prefix_caching must be true on GPU and false on CPU with train.router_replay = "
+                "true: vLLM keeps the experts of cached tokens on GPU only. Remove engine.vllm.enable_prefix_caching."
+            )
+        if config.engine.tensor_parallel > 1 and not on_gpu:
+            raise ConfigError(
+                f"train.router_replay = true needs engine.tensor_parallel = 1 on CPU, not "
+                f"{config.engine.tensor_parallel}: the engine reads the experts in its own process. Set it to 1."
+            )
     guesses, is_ahead = config.engine.ngram_tokens, config.engine.vllm.get("async_scheduling")
     if guesses is not None and not on_gpu:
         raise ConfigError(
@@ -490,6 +511,7 @@ _RULES = (
     _eval,
     _curriculum,
     _engine,
+    _router_replay,
     _lora,
     _images,
     _sequence_lengths,

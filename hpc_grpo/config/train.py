@@ -83,6 +83,10 @@ class TrainConfig(Section):
     router_aux_loss_coef: NonNegativeFloat = Field(
         0.0, description="Weight of the load-balancing loss of a mixture-of-experts model, computed for each sequence."
     )
+    router_replay: bool = Field(
+        False,
+        description="Learners use the experts that engines chose for each token of a mixture-of-experts model (R3).",
+    )
     num_threads: PositiveInt | None = Field(None, description="Threads of one learner on CPU. Default: 1.")
 
     @property

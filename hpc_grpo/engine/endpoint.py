@@ -208,7 +208,7 @@ class Chats:
             ]
         own: Any = [_key(_shown(message))] if asked.is_chat else text if isinstance(asked.given, str) else sampled
         given = np.asarray(prompt if starts_anew else conversation.context_ids, dtype=np.int32)
-        sequence.append(replace(completion, context_ids=given, starts_anew=starts_anew))
+        sequence.append(completion.as_turn(given, starts_anew=starts_anew))
         self._answered.append(Answered(message, completion, asked, asked.said + own, conversation, sequence))
         return self._answered[-1]
 

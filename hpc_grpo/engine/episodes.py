@@ -175,7 +175,7 @@ class _Stage:
                 answer = await session.step(self._dialogue.text_of(sampled))
                 metrics["env_s"] += time.monotonic() - begun
                 ids, starts_anew = np.asarray(conversation.context_ids, np.int32), conversation.starts_anew
-                turns.append(replace(completion, context_ids=ids, starts_anew=starts_anew, reward=answer.reward))
+                turns.append(replace(completion.as_turn(ids, starts_anew=starts_anew), reward=answer.reward))
                 metrics |= {name: metrics.get(name, 0.0) + value for name, value in answer.metrics.items()}
                 if answer.done or len(turns) == self._environment.max_turns:
                     is_whole = answer.done and completion.finish_reason == "stop"

@@ -266,6 +266,7 @@ class Sampler:
                 policy_versions=np.asarray(pending.policy_versions, dtype=np.int32),
                 finish_reason="stop" if result.finish_reason == "stop" else "length",
                 context_ids=np.asarray(output.prompt_token_ids, np.int32) if pending.has_images else (),
+                experts=result.routed_experts,
             )
         )
 

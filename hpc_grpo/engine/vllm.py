@@ -76,7 +76,8 @@ def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False)
         # Must be off on CPU (engine/sampler.py). None: vLLM's default for the model.
         "enable_chunked_prefill": None if on_gpu else False,
         "tensor_parallel_size": engine.tensor_parallel,
-        "enable_prefix_caching": True,
+        # vLLM stores the experts of cached tokens on GPU only.
+        "enable_prefix_caching": on_gpu or not config.train.router_replay,
         # Only full blocks are cached. On CPU vLLM's default is 128 tokens, more than many prompts have.
         "block_size": None if on_gpu else 32,
         # Calls that change weights or caches still wait until no step is running (`StepLoop`).
@@ -111,6 +112,8 @@ def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False)
             # Without targets vLLM would give the output layer an adapter too, which takes most of the time on CPU.
             "lora_target_modules": sorted({name.rpartition(".")[2] for name in layers}) or None,
         }
+    if config.train.router_replay and on_gpu:
+        options["enable_return_routed_experts"] = True
     if config.placement.colocate and on_gpu:  # a CPU build refuses the option, but accepts the calls
         options["enable_sleep_mode"] = True
     if guesses := engine.vllm.get("speculative_config"):
@@ -133,4 +136,34 @@ def start_vllm(config: Config, *, on_gpu: bool, reads_weights: bool = False) -> 
     if not on_gpu:
         torch.cpu._init_amx()  # Linux grants AMX only on request; vLLM's bfloat16 attention does not request it
     arguments = EngineArgs(**engine_options(config, on_gpu=on_gpu, reads_weights=reads_weights))
-    return LLMEngine.from_engine_args(arguments, enable_multiprocessing=False)
+    engine = LLMEngine.from_engine_args(arguments, enable_multiprocessing=False)
+    if config.train.router_replay and not on_gpu:
+        _return_experts(engine)
+    return engine
+
+
+def _return_experts(engine: Any) -> None:
+    """Let an engine on CPU add the experts of each token to completions: `enable_return_routed_experts` needs a GPU.
+
+    Needs prompts that are neither cached nor split. A request that is computed again keeps its first experts, as on a
+    GPU: these chose its tokens.
+    """
+    from vllm.model_executor.layers.fused_moe.routed_experts_capturer import (
+        RoutedExpertsCapturer,
+        bind_routed_experts_capturer,
+    )
+
+    runner, requests = engine.model_executor.driver_worker.model_runner, engine.output_processor.request_states
+    capturer = RoutedExpertsCapturer(engine.vllm_config.scheduler_config.max_num_batched_tokens, engine.vllm_config)
+
+    def split(*_: Any) -> None:
+        """Give each request the rows of its tokens in this pass. vLLM joins them when the request ends."""
+        request_ids, starts = runner.input_batch.req_ids, runner.query_start_loc.np
+        rows = capturer.snapshot_routing_data(int(starts[len(request_ids)])).numpy()
+        for index, request_id in enumerate(request_ids):
+            chunks, end = requests[request_id].routed_experts_chunks, starts[index + 1]
+            chunks.append(rows[end - 1 if chunks else starts[index] : end])
+
+    model = runner.get_model()
+    bind_routed_experts_capturer(model, capturer)
+    model.register_forward_hook(split)

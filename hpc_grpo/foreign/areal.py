@@ -327,8 +327,7 @@ ROWS = (
         value) * int(theirs.get(*_MINIBATCHES)) if theirs.get("async_training") else 0, default=0,
         also={"async_training": True}),  # AReaL counts batches
     Row("dynamic_bs", convert=only(False, why="a step has rollout.prompts_per_step groups")),
-    Row("rollout.return_routed_experts sglang.enable_return_routed_experts",
-        convert=only(False, why=table.NO_ROUTER_REPLAY)),
+    Row("rollout.return_routed_experts sglang.enable_return_routed_experts", "train.router_replay", default=False),
     Row("rollout.use_lora actor.use_lora vllm.enable_lora sglang.enable_lora",
         convert=only(False, why="set section lora instead: rank, alpha, targets")),
     Row("*lora* actor.peft_type actor.target_modules", note="part of LoRA"),

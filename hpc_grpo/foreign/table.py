@@ -15,7 +15,6 @@ from typing import Any
 from hpc_grpo.config.resources import MOST_BESIDE_A_LEARNER
 
 NOT_GIVEN: Any = object()
-NO_ROUTER_REPLAY = "engines do not return a token's experts (router replay): learners choose them again"
 
 
 class Kind(Enum):

@@ -355,7 +355,7 @@ ROWS = (
     Row(f"{_ROLLOUT}.val_kwargs.top_p", "eval.top_p", default=1.0),
     Row(f"{_ROLLOUT}.val_kwargs.top_k", convert=only(-1, 0, why="top-k sampling is not supported")),
     Row(f"{_ROLLOUT}.val_kwargs.do_sample", note="verl does not read it either: a temperature of 0 is greedy"),
-    Row(f"{_ROLLOUT}.enable_rollout_routing_replay", convert=only(False, why=table.NO_ROUTER_REPLAY)),
+    Row(f"{_ROLLOUT}.enable_rollout_routing_replay", "train.router_replay", default=False),
     Row("reward_model.enable reward.reward_model.enable",
         convert=only(False, why="a reward model is a server: rewards.0.name = remote")),
     Row(" ".join(f"{name}.enable" for name in _OVERLONG), "rollout.overlong_tokens", _overlong,

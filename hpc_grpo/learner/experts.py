@@ -1,4 +1,4 @@
-"""The routers of a mixture of experts, computed in float32, and the loss that balances the load of the experts."""
+"""The routers of a mixture: in float32, with replayed experts, and the loss that balances the load of the experts."""
 
 from __future__ import annotations
 
@@ -20,13 +20,20 @@ class Routers:
     """Holds the routers of all layers, and inside `recorded` also the logits of a pass."""
 
     def __init__(self, language_model: Any) -> None:
-        """Let each router compute in float32. Models whose type is not in MIXTURES do not change."""
-        is_known = language_model.config.model_type in MIXTURES
-        self.modules = [own for own in language_model.modules() if is_known and type(own).__name__.endswith("Router")]
+        """Let each router compute in float32, and with the decoder's argument `routed_experts` `[T, layers, k]`.
+
+        Models whose type is not in MIXTURES do not change.
+        """
+        self.modules: list[Any] = []
         self._logits: list[Tensor] | None = None
-        for router in self.modules:
-            router.forward = partial(route, router)
-            router.register_forward_hook(self._keep)
+        if language_model.config.model_type not in MIXTURES:
+            return
+        for number, layer in enumerate(language_model.base_model.layers):
+            for router in (own for own in layer.modules() if type(own).__name__.endswith("Router")):
+                self.modules.append(router)
+                router.forward, router.replayed = partial(route, router), None
+                router.register_forward_hook(self._keep)
+                layer.register_forward_pre_hook(partial(_replay, router, number), with_kwargs=True)
 
     @contextmanager
     def recorded(self) -> Iterator[list[Tensor]]:
@@ -75,14 +82,23 @@ class Routers:
         return (sums.shape[-1] * (choices * probabilities).sum(dim=1))[batch.sequence_ids]
 
 
+def _replay(router: Any, number: int, layer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Give the router its layer's experts before each pass, also before gradient checkpointing computes it again."""
+    experts = kwargs.get("routed_experts")
+    router.replayed = None if experts is None else experts[:, number].long()
+    return args, {name: value for name, value in kwargs.items() if name != "routed_experts"}
+
+
 def route(router: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return logits `[T, E]`, weights `[T, k]` and experts `[T, k]`, as Mixtral's and Qwen3's routers do.
 
-    The product is in float32 for weights of any precision: bfloat16 would turn close logits into ties.
+    The product is in float32 for weights of any precision: bfloat16 would turn close logits into ties. Replayed experts
+    get the weights that these logits give them, so the router has a gradient.
     """
     hidden = hidden_states.reshape(-1, router.hidden_dim)
     logits = functional.linear(hidden.float(), router.weight.float())
-    weights, experts = logits.softmax(dim=-1).topk(router.top_k)
+    experts = logits.topk(router.top_k).indices if router.replayed is None else router.replayed
+    chosen = logits.gather(1, experts)
     if getattr(router, "norm_topk_prob", True):
-        weights = weights / weights.sum(dim=-1, keepdim=True)
-    return logits, weights, experts
+        return logits, chosen.softmax(dim=-1), experts
+    return logits, (chosen - logits.logsumexp(dim=-1, keepdim=True)).exp(), experts

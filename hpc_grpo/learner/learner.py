@@ -266,7 +266,7 @@ def score_apart(
 
 
 def check_sequences(sequences: Sequence[TrainSequence], model_settings: Any, proximal: str, config: Config) -> None:
-    """Raise ConfigError for a sequence beyond the model's context, or one without versions that `proximal` needs."""
+    """Raise ConfigError for a sequence beyond the model's context, or without the versions or experts of each token."""
     context = getattr(model_settings, "max_position_embeddings", None)
     longest = max((len(sequence.token_ids) for sequence in sequences), default=0)
     if context is not None and longest > context:
@@ -279,6 +279,12 @@ def check_sequences(sequences: Sequence[TrainSequence], model_settings: Any, pro
             f"loss.proximal = interpolated needs the policy version of each token, and sequences of task = "
             f"{config.task.name} have none. Fill TrainSequence.policy_versions [L] where the task's class overrides "
             f"`sequences`, or set loss.proximal=recomputed."
+        )
+    if config.train.router_replay and any(each.experts is None for each in sequences):
+        raise ConfigError(
+            f"train.router_replay = true needs the engine's experts of each token, and sequences of task = "
+            f"{config.task.name} have none. Fill TrainSequence.experts [L, layers, k] where the task's class overrides "
+            f"`sequences`, or set train.router_replay=false."
         )
 
 

@@ -139,7 +139,7 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         self._temperature = config.rollout.temperature if config.needs.rollouts else 1.0
         self._hf_names = frozenset(name for name, _ in language_model.named_parameters())
         self._group = sequence_group(config.train.sequence_parallel)
-        self._routers = Routers(language_model)
+        self.routers = Routers(language_model)
 
     def forward(self, batch: PackedBatch, *, with_balance: bool = False, **head_options: bool) -> Any:
         """Return the head's outputs for the targets of `batch`: log-probabilities and entropies, both `[C]` float32.
@@ -148,9 +148,9 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         this is a collective of the group.
         """
         if with_balance:
-            with self._routers.recorded() as logits:
+            with self.routers.recorded() as logits:
                 outputs = self.forward(batch, **head_options)
-            return (*outputs, self._routers.balance(logits, batch, self._group))
+            return (*outputs, self.routers.balance(logits, batch, self._group))
         if self._group is None:
             return self._of_slice(batch, head_options)
         own, places = self._group.slice_of(batch)
@@ -172,6 +172,8 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         else:
             borders = {f"cu_seq_lens_{heads}": batch.cu_seqlens for heads in "qk"}
             borders |= {f"max_length_{heads}": max(lengths) for heads in "qk"}
+        if batch.experts is not None:
+            borders["routed_experts"] = batch.experts
         if self._vision is None:
             decoder = self.language_model.base_model
             inputs = {"input_ids": batch.input_ids.unsqueeze(0), "position_ids": batch.position_ids.unsqueeze(0)}

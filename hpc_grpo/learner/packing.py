@@ -51,6 +51,7 @@ class PackedBatch:
     document_lengths: tuple[int, ...]  # N lengths in tokens; on the host, where layouts are made
     prompts: tuple[int | None, ...]  # N, on the host: the index of the document that each document continues
     prompts_with_images: tuple[PromptImages, ...] = ()
+    experts: Tensor | None = None  # [T, layers, k] uint8 or uint16: the engine's experts (train.router_replay)
 
     def to(self, device: Any) -> PackedBatch:
         return replace(self, **{name: own.to(device) for name, own in vars(self).items() if isinstance(own, Tensor)})
@@ -65,7 +66,7 @@ def pack(sequences: Sequence[TrainSequence], *, shares_prompts: bool = False) ->
     for sequence in sequences:
         num_tokens = len(sequence.token_ids)
         where = f"sequence (ordinal {sequence.ordinal}, sample {sequence.sample_index})"
-        for name in ("loss_mask", "advantages", "engine_logprobs", "policy_versions"):
+        for name in ("loss_mask", "advantages", "engine_logprobs", "policy_versions", "experts"):
             values = getattr(sequence, name)
             if values is not None and len(values) != num_tokens:
                 raise ValueError(f"{where} has {num_tokens} tokens but {len(values)} {name}: give one per token")
@@ -118,7 +119,18 @@ def pack(sequences: Sequence[TrainSequence], *, shares_prompts: bool = False) ->
         document_lengths=tuple(length for length, _ in documents),
         prompts=tuple(prompt for _, prompt in documents),
         prompts_with_images=_prompts_with_images(sequences, places),
+        experts=_experts(sequences, all_places, start),
     )
+
+
+def _experts(sequences: Sequence[TrainSequence], places: Any, num_tokens: int) -> Tensor | None:
+    """Return the row's experts, None if a sequence has none. A shared prompt has those of its first sequence."""
+    columns = [own.experts for own in sequences if own.experts is not None]
+    if len(columns) < len(sequences):
+        return None
+    of_row = np.empty((num_tokens, *columns[0].shape[1:]), columns[0].dtype)
+    of_row[places[::-1]] = np.concatenate(columns)[::-1]  # of equal places, numpy keeps the last
+    return torch.from_numpy(of_row)
 
 
 def _prompts_with_images(sequences: Sequence[TrainSequence], places: Sequence[Any]) -> tuple[PromptImages, ...]:

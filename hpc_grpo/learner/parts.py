@@ -6,6 +6,7 @@ The critic is in `critic.py`. `Learner` creates the parts that its config needs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ class Teacher(LearnerPart):
         self.model = build_frozen(config, world_size, device, config.task_args.required_teacher, "task.args.teacher")
 
     def loss_inputs(self, batch: PackedBatch) -> Mapping[str, Tensor]:
-        return {"teacher_logprobs": score(self.model, batch)}
+        return {"teacher_logprobs": score(self.model, replace(batch, experts=None))}
 
 
 class Reference(LearnerPart):
@@ -91,7 +92,7 @@ class Reference(LearnerPart):
             self._averages = {name: self._piece(name).float() for name in self._parameters}
 
     def loss_inputs(self, batch: PackedBatch) -> Mapping[str, Tensor]:
-        return {"ref_logprobs": score(self.model, batch)}
+        return {"ref_logprobs": score(self.model, replace(batch, experts=None))}
 
     def after_step(self, policy: PolicyModel, num_steps: int) -> None:
         """If a refresh is due, mix the policy's weights into the reference. A collective.

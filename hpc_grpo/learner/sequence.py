@@ -83,6 +83,7 @@ class SequenceGroup:
             batch,
             input_ids=token_ids,
             position_ids=position_ids,
+            experts=None if batch.experts is None else self.own_tokens(batch.experts),
             target_positions=batch.target_positions[places] - start,
             target_ids=batch.target_ids[places],
             document_lengths=batch.document_lengths + (missing,) * bool(missing),
@@ -91,8 +92,9 @@ class SequenceGroup:
         return own, places
 
     def own_tokens(self, values: Tensor, filler: int = 0) -> Tensor:
-        """Return this rank's slice `[T/N]` of a row's values `[T]`. The row is padded at the end with `filler`."""
-        return functional.pad(values, (0, -len(values) % self.size), value=filler).chunk(self.size)[self.rank]
+        """Return this rank's slice `[T/N, …]` of a row's values `[T, …]`, padded at the end with `filler`."""
+        missing = (0, 0) * (values.dim() - 1) + (0, -len(values) % self.size)
+        return functional.pad(values, missing, value=filler).chunk(self.size)[self.rank]
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over the group, with gradient for this rank's `values`. A collective."""

@@ -46,7 +46,7 @@ def is_checkpointed(config: Config, *, on_gpu: bool) -> bool:
 def learner_budget(model: Model, config: Config, num_learners: int, hardware: Hardware) -> MemoryBudget:
     """Return the memory budget of one learner's GPU at the peak of a step."""
     states, working = state_parts(model, config, num_learners), activation_parts(model, config, on_gpu=True)
-    parts = [*states, *working, communication_part(model, config)]
+    parts = [*states, *working, communication_part(model, config), replayed_part(model, config, num_learners)]
     # The optimizer step's memory beyond the room left by activations, which are freed by then. Stages 1 and 2 take the
     # norm of the largest gradient in float64; stage 3 copies a sub-group's gradients.
     trained, letter = policy_parameters(model, config)
@@ -60,6 +60,18 @@ def learner_budget(model: Model, config: Config, num_learners: int, hardware: Ha
     parts.append(Part("allocator's slack", int(tensors * FRAGMENTATION), f"{FRAGMENTATION:.0%} of the above, assumed"))
     parts.append(Part("CUDA context, NCCL", LEARNER_CONTEXT_BYTES, "assumed"))
     return MemoryBudget(memory.LEARNER_GPU, nonzero(*parts), hardware.gpu_bytes)
+
+
+def replayed_bytes(model: Model, config: Config) -> int:
+    """Return the bytes of a token's experts that engines send to learners; 0 without `train.router_replay`."""
+    return model.shape.routed_bytes if config.train.router_replay else 0
+
+
+def replayed_part(model: Model, config: Config, num_learners: int, on_node: int = 1) -> Part:
+    """Return the experts of a step's longest sequences that `on_node` learners hold, each for its group's sequences."""
+    num_tokens = config.rollout.prompts_per_step * config.rollout.group_size * config.max_model_len
+    num_bytes = on_node * replayed_bytes(model, config) * num_tokens * config.train.sequence_parallel // num_learners
+    return Part("experts of a step's tokens", num_bytes, "L e a token / W" + f" x {on_node}" * (on_node > 1))
 
 
 def policy_parameters(model: Model, config: Config) -> tuple[int, str]:
@@ -276,6 +288,10 @@ def host_budget(model: Model, config: Config, num_learners: int, kv_bytes: int, 
         parts.append(Part("engines: weights, largest batch", weights, "b P + ..."))
         parts.append(Part("engines: KV cache", engines * parallel * kv_bytes, "engine.kv_cache_gib"))
         each = CPU_PROCESS_GIB
+    else:
+        stored = engines * kv_cache(model, config, kv_bytes).num_tokens * replayed_bytes(model, config)
+        parts.append(Part("engines: experts of cached tokens", stored, "L e a token"))
+    parts.append(replayed_part(model, config, num_learners, learners))
     workers = learners + engines * parallel
     hosts = engines * sum(environment.num_workers for _, environment in config.environments.values())
     grading = GRADING_PROCESS_GIB * (config.grading.num_workers + hosts) if engines else 0.0

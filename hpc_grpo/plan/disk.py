@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import trained_parameters, weight_bytes
-from hpc_grpo.plan.budgets import policy_parameters
+from hpc_grpo.plan.budgets import policy_parameters, replayed_bytes
 from hpc_grpo.plan.fit import Plan
 from hpc_grpo.plan.memory import Part, nonzero
 from hpc_grpo.plan.step import num_steps
@@ -125,7 +125,9 @@ def disk_budget(plan: Plan, room: Room) -> DiskBudget:
     shards = plan.num_learners * FILES_PER_SHARD
     files = FILES_OF_RUN + checkpoints * shards + exports * FILES_PER_EXPORT
     files += (steps or 0) * config.needs.rollouts + config.checkpoint.keep_batches * plan.num_learners
-    return DiskBudget(config.run_path, sure, _text_parts(config, steps), files, room)
+    return DiskBudget(
+        config.run_path, sure, _text_parts(config, steps, replayed_bytes(plan.model, config)), files, room
+    )
 
 
 def checkpoint_bytes(config: Config, num_parameters: int, num_frozen: int = 0) -> int:
@@ -166,14 +168,14 @@ def num_exports(config: Config, num_steps: int | None) -> int:
     return keep + 1 if by_steps is None or every.known_steps is None else min(by_steps, keep + 1)
 
 
-def _text_parts(config: Config, steps: int | None) -> tuple[Part, ...]:
-    rollout, kept = config.rollout, config.checkpoint.keep_batches
+def _text_parts(config: Config, steps: int | None, routed_bytes: int) -> tuple[Part, ...]:
+    rollout, kept, kept_bytes = config.rollout, config.checkpoint.keep_batches, BATCH_BYTES_PER_TOKEN + routed_bytes
     sequences, longest = config.task_args.batch_size, config.train.max_tokens_per_microbatch  # as they are packed
     if config.needs.rollouts:  # groups that dynamic sampling drops are not kept
         sequences, longest = rollout.prompts_per_step * rollout.group_size, config.max_model_len
     kept = min(kept, steps or kept)
-    formula = f"{kept} steps x {sequences:,} x {longest:,} tokens x {BATCH_BYTES_PER_TOKEN}, at most"
-    batches = nonzero(Part("batches", kept * sequences * longest * BATCH_BYTES_PER_TOKEN, formula))
+    formula = f"{kept} steps x {sequences:,} x {longest:,} tokens x {kept_bytes}, at most"
+    batches = nonzero(Part("batches", kept * sequences * longest * kept_bytes, formula))
     if steps is None:
         return batches
     lines = Part("metrics, ledger", steps * STEP_BYTES, f"{steps:,} steps x {STEP_BYTES:,}, assumed")

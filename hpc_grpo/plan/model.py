@@ -49,6 +49,11 @@ class ModelShape:
         return self.intermediate_size * (self.experts_per_token or 1)
 
     @property
+    def routed_bytes(self) -> int:
+        """Return the bytes that name one token's experts in all layers."""
+        return self.num_layers * self.experts_per_token * (1 if self.num_experts <= 256 else 2)
+
+    @property
     def num_idle_parameters(self) -> int:
         """Count the parameters that compute nothing for one token: those of the other experts."""
         idle = self.num_experts - self.experts_per_token

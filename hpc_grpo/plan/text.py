@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from hpc_grpo.config.resources import engines_per_node, expects_gpus, gpus_per_node
 from hpc_grpo.plan.advise import changes_that_fit, largest_models, shortfall
-from hpc_grpo.plan.budgets import is_checkpointed
+from hpc_grpo.plan.budgets import is_checkpointed, replayed_bytes
 from hpc_grpo.plan.disk import DiskBudget
 from hpc_grpo.plan.fit import Plan
 from hpc_grpo.plan.memory import ENGINE_GPU, MemoryBudget, Part
@@ -98,6 +98,11 @@ def _step(plan: Plan) -> Iterator[str]:
         yield from wrapped(
             f"The model writes at most {plan.config.most_sampled:,} tokens of an episode, in up to "
             f"{plan.config.most_turns} turns. Assumed: an episode is one sequence."
+        )
+    if each := replayed_bytes(plan.model, plan.config):
+        yield from wrapped(
+            f"Engines send each token's experts to learners (train.router_replay): {each:,} bytes a token, at most "
+            f"{each * load.max_tokens / GIB:.1f} GiB a step. Ray writes to disk what exceeds launch.object_store_gib."
         )
     if factor := plan.config.rollout.dynamic_sampling:
         yield from wrapped(

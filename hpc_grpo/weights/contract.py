@@ -82,16 +82,20 @@ def refuse_experts(settings: Mapping[str, Any], path: str, *, has_adapter: bool 
 
 
 def refuse_wrong_experts(settings: Mapping[str, Any], path: str, config: Config) -> None:
-    """Raise ConfigError if `train.router_aux_loss_coef` has no experts to balance, or if `engine.tensor_parallel` does
-    not divide the channels of an expert.
+    """Raise ConfigError if a key of `train` needs experts that the model lacks, or if `engine.tensor_parallel` does not
+    divide the channels of an expert.
     """
-    kind, coef = settings.get("model_type"), config.train.router_aux_loss_coef
+    kind, train = settings.get("model_type"), config.train
     if kind not in MIXTURES:
-        if coef:
-            raise ConfigError(
-                f"train.router_aux_loss_coef = {coef} needs a mixture of experts: {', '.join(MIXTURES)}. model.path = "
-                f"{path} is {kind}. Set train.router_aux_loss_coef=0, or use one of these models."
-            )
+        for key, value, off in (
+            ("router_aux_loss_coef", train.router_aux_loss_coef, "0"),
+            ("router_replay", train.router_replay, "false"),
+        ):
+            if value:
+                raise ConfigError(
+                    f"train.{key} = {str(value).lower()} needs a mixture of experts: {', '.join(MIXTURES)}. model.path "
+                    f"= {path} is {kind}. Set train.{key}={off}, or use one of these models."
+                )
         return
     name, degree = "intermediate_size" if kind == "mixtral" else "moe_intermediate_size", config.engine.tensor_parallel
     if config.needs.rollouts and (channels := settings.get(name, 0)) % degree:

@@ -66,6 +66,18 @@ def main() -> None:
         ]
         return max(float(each.max()) for each in off), max(float(each.mean()) for each in off)
 
+    def other_experts() -> float:
+        """Return the share of a layer's tokens whose experts are not the policy's, sampled at once with preemptions."""
+        other, num = 0, 0
+        for group in sample(sampler, requests, lambda step: sampler.forget_prefixes() if step % 5 == 0 else None):
+            for own in group.completions:
+                with policy.routers.recorded() as logits:
+                    score_apart(policy, group.prompt_token_ids, [own.token_ids], "cpu")
+                mine = torch.stack([layer.topk(2).indices for layer in logits], dim=1)[:-1].sort(dim=-1).values
+                theirs = torch.from_numpy(own.experts).long().sort(dim=-1).values
+                other, num = other + int((mine != theirs).any(dim=-1).sum()), num + mine[..., 0].numel()
+        return other / num
+
     def change() -> None:
         with torch.no_grad():
             for parameter in policy.parameters():
@@ -91,6 +103,8 @@ def main() -> None:
         report["not published"] = farthest()
         publish(1)
         report["second"] = farthest()
+        if config.train.router_replay:
+            report["other experts"] = other_experts()
         experts = [name for name, _ in policy.hf_named_parameters() if ".0.mlp.experts." in name]
         with gathered(policy, experts) as weights:
             withheld |= {name: weight.clone() for name, weight in weights.items()}

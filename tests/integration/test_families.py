@@ -92,7 +92,8 @@ PUBLISHED_IN_CI = ("mixtral",)
 def test_an_engine_samples_from_what_the_learner_publishes(kind: str, tmp_path: Path) -> None:
     """From version 0, for which it has no weights of its own, and from another one.
 
-    The canary would see weights that are not published, and one expert of one layer that is not.
+    The canary would see weights that are not published, and one expert of one layer that is not. A mixture's engine
+    returns the experts that the learner's routers choose, of completions that it samples at once and computes again.
     """
     write_family(tmp_path / kind, kind)
     config = tiny_config(
@@ -102,6 +103,7 @@ def test_an_engine_samples_from_what_the_learner_publishes(kind: str, tmp_path: 
         data={"max_prompt_tokens": 12},
         rollout={"max_new_tokens": 24, "group_size": 3},
         engine={"kv_cache_gib": 0.01},
+        train={"router_replay": kind in MIXTURES},
     )
     report = engine_report("published_models", config)
     print(report)
@@ -110,3 +112,5 @@ def test_an_engine_samples_from_what_the_learner_publishes(kind: str, tmp_path: 
     assert report["not published"][1] > CANARYS_BOUND
     assert report.get("expert withheld", report["not published"])[1] > CANARYS_BOUND
     assert ("expert withheld" in report) == (kind in MIXTURES)
+    assert report.get("other experts", 0.0) == 0.0
+    assert ("other experts" in report) == (kind in MIXTURES)

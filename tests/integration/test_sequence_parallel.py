@@ -23,7 +23,7 @@ from tests.integration.learner_processes import (
     weights_of,
 )
 from tests.support.configs import loss_of
-from tests.support.sequences import ordinary_sequence
+from tests.support.sequences import ordinary_sequence, with_experts
 from tests.support.tiny_models import write_family
 
 pytestmark = pytest.mark.integration
@@ -55,6 +55,7 @@ TASKS: dict[str, tuple[int, dict[str, Any]]] = {
     "sft": (2, {"task": "sft", "loss": None, "rollout": None}),
     "lora": (3, {"lora": {"rank": 2, "targets": ["q_proj", "v_proj"]}}),
     "experts": (3, {"model": {"path": "ROOT/experts"}, "train": {"router_aux_loss_coef": 0.3}}),
+    "replayed experts": (2, {"model": {"path": "ROOT/experts"}, "train": {"router_replay": True}}),
 }
 """ZeRO stage, and changes of the config; None removes a section."""
 STAGES = (("float32", 1), ("float32", 2), ("float32", 3), ("bfloat16", 2), ("bfloat16", 3))
@@ -136,8 +137,9 @@ def train_all(rank: int, world_size: int, store: Any, root: Path) -> dict[Any, A
             found[name, shares] = gradients_of(learner, step)
     for name, (stage, changes) in TASKS.items():
         changes = json.loads(json.dumps(changes).replace("ROOT", str(root)))
-        _, learner = learners.build(changes, zero_stage=stage)
-        found[name, True] = gradients_of(learner, step)
+        config, learner = learners.build(changes, zero_stage=stage)
+        replayed = [replace(own, sequences=tuple(with_experts(own.sequences))) for own in step]
+        found[name, True] = gradients_of(learner, replayed if config.train.router_replay else step)
     return found
 
 

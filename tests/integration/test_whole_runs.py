@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 from hpc_grpo.demo.model import ModelSize, write_model
 from hpc_grpo.learner.record import read_batches
@@ -16,7 +19,8 @@ from hpc_grpo.run.ledger import check_ledger
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_state
 from tests.integration.mismatch import TOLERANCE
-from tests.integration.training_runs import complete_in_cluster, metrics_of, tiny_config
+from tests.integration.training_runs import HERE, complete_in_cluster, metrics_of, tiny_config
+from tests.support.tiny_models import write_family
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -84,6 +88,30 @@ def test_two_learners_share_each_row(shared_rows: RunDir) -> None:
     minibatches, num_shares = read_batches(run.batches(2))
     assert num_shares == 1
     assert all(each.sequences for each in minibatches)
+
+
+def test_learners_replay_the_experts_of_the_engine_in_every_turn(workspace: Path, cluster: dict[str, str]) -> None:
+    """A turn's last token has its experts from the next turn. Gradient checkpointing computes each layer again."""
+    tied = json.loads((workspace / "tied" / "config.json").read_text())
+    tokens = {name: tied[name] for name in ("vocab_size", "eos_token_id", "pad_token_id")}
+    write_family(workspace / "mixture", "mixtral", **tokens)
+    AutoTokenizer.from_pretrained(workspace / "tied").save_pretrained(workspace / "mixture")
+    sections: dict[str, Any] = {
+        "environment": {"name": f"{HERE / 'letters_environment.py'}:Letters", "max_turns": 2, "max_tokens": 40},
+        "rewards": [],
+        "eval": {"every": None},
+        "rollout": {"max_new_tokens": 8, "prompts_per_step": 3},
+        "train": {"total_steps": 2, "router_replay": True, "gradient_checkpointing": True},
+        "checkpoint": {"keep_batches": 1},
+    }
+    run = complete_in_cluster(cluster, tiny_config(workspace, "replay", "mixture", **sections))
+    metrics = metrics_of(run)
+    assert list(metrics) == [1, 2]
+    assert max(values["mismatch/logprob_abs_diff_max"] for values in metrics.values()) < TOLERANCE
+    assert all(values["grad_norm"] > 0.0 for values in metrics.values())
+    sequences = [own for minibatch in read_batches(run.batches(2))[0] for own in minibatch.sequences]
+    assert {own.experts.shape for own in sequences} == {(len(own.token_ids), 2, 2) for own in sequences}
+    assert {own.experts.dtype for own in sequences} == {np.dtype(np.uint8)}
 
 
 def test_a_callback_ends_a_run_as_complete(shared_rows: RunDir) -> None:

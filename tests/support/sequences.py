@@ -23,6 +23,13 @@ def ordinary_sequence(
     return TrainSequence(ordinal, sample_index, tokens, loss_mask, loss_mask * np.float32(advantage), logprobs)
 
 
+def with_experts(sequences: Sequence[TrainSequence], num_layers: int = 2) -> list[TrainSequence]:
+    """Give each token two of four experts at random; sequences of one ordinal agree at each position."""
+    random = np.random.default_rng(3)
+    drawn = random.random((1 + max(own.ordinal for own in sequences), 100, num_layers, 4)).argsort(axis=-1)[..., :2]
+    return [replace(own, experts=drawn[own.ordinal, : len(own.token_ids)].astype(np.uint8)) for own in sequences]
+
+
 def single_answers(ordinal: int, prompt: Sequence[int], completions: Sequence[Completion]) -> GroupSamples:
     """A group whose rollouts are one completion each."""
     context = np.asarray(prompt, np.int32)

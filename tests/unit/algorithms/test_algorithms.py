@@ -52,6 +52,19 @@ def test_consecutive_turns_become_one_sequence_and_a_turn_that_starts_anew_begin
     assert second.policy_versions.tolist() == [0, 0, 0, 3, 0, 0, 2, 2]
 
 
+def test_a_sequence_has_the_experts_of_the_turn_that_first_computed_a_token() -> None:
+    """Turns t give token i of their sequence the expert 10 t + i; the last sampled token of a turn has none yet."""
+    first, second = turn([2, 3], [7, 8], anew=True), turn([4], [9])
+    of_first, of_second = (np.arange(10 * t, 10 * t + n, dtype=np.uint8)[:, None, None] for t, n in ((1, 3), (2, 5)))
+    first = replace(first, experts=of_first).as_turn(first.context_ids, starts_anew=True)
+    second = replace(second, experts=of_second).as_turn(second.context_ids, starts_anew=False)
+    samples = GroupSamples(5, (Episode((first, second), "stop"),))
+    [sequence] = algorithm_of(minimal_config()).sequences(samples, (0.5,), (True,))
+    assert sequence.token_ids.tolist() == [2, 3, 7, 8, 4, 9]
+    assert sequence.experts[:, 0, 0].tolist() == [10, 11, 12, 23, 24, 24]
+    assert sequence.experts.dtype == np.uint8
+
+
 def test_with_a_critic_the_end_of_a_sequence_that_another_one_follows_has_the_later_rewards() -> None:
     algorithm = algorithm_of(minimal_config(task="ppo"))
     turns = {"turn_rewards": ((1.0, 0.0, 2.0, 4.0), (1.0, 2.0)), "num_sequences": (2, 1)}

@@ -405,6 +405,12 @@ def test_a_mixture_of_experts_is_refused_before_it_queues(queue: FakeQueue, tmp_
             "train.router_aux_loss_coef = 0.001 needs a mixture of experts: mixtral, qwen3_moe. model.path = ./model "
             "is qwen3. Set train.router_aux_loss_coef=0",
         ),
+        (
+            {"model_type": "qwen3"},
+            ("train.router_replay=true",),
+            "train.router_replay = true needs a mixture of experts: mixtral, qwen3_moe. model.path = ./model is qwen3. "
+            "Set train.router_replay=false",
+        ),
     ],
 )
 def test_what_does_not_go_with_a_models_experts_is_refused_before_it_queues(

@@ -270,7 +270,7 @@ def test_a_task_of_the_users_own_file_is_found_from_any_folder(tmp_path: Path, m
         ("engine.vllm.spec_tokens=2", "spec_tokens is set by engine.vllm.speculative_config"),
         ("engine.vllm.data_parallel_size=2", "data_parallel_size is set by hpc-grpo alone"),
         ("engine.vllm.tokenizer_mode=slow", "tokenizer_mode is set by model.path"),
-        ("engine.vllm.enable_return_routed_experts=true", "is set by hpc-grpo alone"),
+        ("engine.vllm.enable_return_routed_experts=true", "is set by train.router_replay"),
         ("engine.vllm.max_loras=2", "max_loras is set by hpc-grpo alone"),
         ("engine.vllm.quantization=fp8", "quantization is set by engine.dtype"),
         ("engine.vllm.speculative_config={method: eagle, num_speculative_tokens: 1}", "'ngram'"),

@@ -70,6 +70,26 @@ def test_sft_has_no_rewards_to_check() -> None:
             "engine.vllm.async_scheduling = true needs engines on GPUs",
         ),
         (
+            {"task": "sft", "train": {"router_replay": True}},
+            "train.router_replay = true, but task sft has no engines that choose experts. Set it to false.",
+        ),
+        (
+            {"train": {"router_replay": True}, "engine": {"vllm": {"enable_prefix_caching": False}}},
+            "engine.vllm.enable_prefix_caching must be true on GPU and false on CPU with train.router_replay = true",
+        ),
+        (
+            {
+                "train": {"router_replay": True},
+                "engine": {"vllm": {"enable_prefix_caching": True}},
+                "model": {"device": "cpu"},
+            },
+            "engine.vllm.enable_prefix_caching must be true on GPU and false on CPU with train.router_replay = true",
+        ),
+        (
+            {"train": {"router_replay": True}, "engine": {"tensor_parallel": 2}, "model": {"device": "cpu"}},
+            "train.router_replay = true needs engine.tensor_parallel = 1 on CPU, not 2",
+        ),
+        (
             {"engine": {"vllm": {"async_scheduling": True, **GUESSES}}},
             "engine.vllm.async_scheduling = true and engine.vllm.speculative_config exclude each other",
         ),

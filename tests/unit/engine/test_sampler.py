@@ -108,7 +108,7 @@ class AheadVllm(FakeVllm):
         ((request_id, _),) = self.request_states.items()
         self.request_states.clear()
         logprobs = SimpleNamespace(logprobs=[0.0] * LONG)
-        result = SimpleNamespace(token_ids=self.tokens, logprobs=logprobs, finish_reason="length")
+        result = SimpleNamespace(token_ids=self.tokens, logprobs=logprobs, finish_reason="length", routed_experts=None)
         return [SimpleNamespace(finished=True, request_id=request_id, outputs=[result])]
 
     def sleep(self, level: int, mode: str) -> None:
@@ -277,7 +277,8 @@ class AnsweringVllm(FakeVllm):
     def step(self) -> list[Any]:
         assert self.max_num_active_reqs == 1
         request_id, _ = self.request_states.popitem()
-        result = SimpleNamespace(token_ids=[5], logprobs=SimpleNamespace(logprobs=[-1.0]), finish_reason="length")
+        logprobs = SimpleNamespace(logprobs=[-1.0])
+        result = SimpleNamespace(token_ids=[5], logprobs=logprobs, finish_reason="length", routed_experts=None)
         return [SimpleNamespace(finished=True, request_id=request_id, outputs=[result])]
 
 

@@ -16,6 +16,7 @@ GUESSES = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4
 
 
 FLOAT32, COLOCATED = {"model": {"dtype": "float32"}}, {"placement": {"colocate": True}}
+REPLAY = {"train": {"router_replay": True}}
 
 
 @pytest.mark.parametrize(
@@ -38,6 +39,11 @@ FLOAT32, COLOCATED = {"model": {"dtype": "float32"}}, {"placement": {"colocate":
         (COLOCATED, True, "enable_sleep_mode", True),
         (COLOCATED, False, "enable_sleep_mode", None),  # vLLM's build for CPUs refuses it
         ({}, True, "enable_sleep_mode", None),
+        ({}, True, "enable_return_routed_experts", None),
+        (REPLAY, True, "enable_return_routed_experts", True),
+        (REPLAY, True, "enable_prefix_caching", True),
+        (REPLAY, False, "enable_return_routed_experts", None),  # vLLM refuses it on CPU
+        (REPLAY, False, "enable_prefix_caching", False),
         ({}, True, "async_scheduling", True),
         ({}, False, "async_scheduling", False),
         ({"engine": {"vllm": {"async_scheduling": False}}}, True, "async_scheduling", False),

@@ -38,6 +38,12 @@ def test_versions_that_an_algorithm_of_the_users_left_out_are_not_interpolated()
     check_sequences(sequences, settings, "recomputed", config)
 
 
+def test_experts_that_an_algorithm_of_the_users_left_out_are_not_replayed() -> None:
+    sequences, config = [ordinary_sequence(0, 0, [1, 2, 3], 2)], minimal_config(train={"router_replay": True})
+    with pytest.raises(ConfigError, match=r"of task = grpo have none\. Fill TrainSequence\.experts \[L, layers, k\]"):
+        check_sequences(sequences, SimpleNamespace(), "recomputed", config)
+
+
 def test_each_token_that_an_engine_sampled_counts_and_filling_does_not() -> None:
     policy: Any = lambda batch, **_: (torch.zeros(len(batch.target_ids)), None)  # noqa: E731
     batch = replace(pack([ordinary_sequence(0, 0, [5, 6, 7], 2)]), engine_logprobs=torch.tensor([-1.0, 0.0]))

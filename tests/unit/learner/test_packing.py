@@ -57,6 +57,23 @@ def test_what_sequences_of_one_prompt_share_lies_there_once() -> None:
     assert pack(group).prompts == (None, None)
 
 
+def test_experts_lie_beside_their_tokens_and_a_shared_prompt_has_those_of_its_first_sequence() -> None:
+    """In the sequence of sample s, token i has the experts [100 s + i, 200 + i] in the only layer."""
+    group = [sequence(0, 0, [1, 2, 3, 4, 5], 2), sequence(0, 1, [1, 2, 3, 6], 1)]
+    chosen = [
+        replace(own, experts=np.array([[[100 * own.sample_index + i, 200 + i]] for i in range(len(own.token_ids))]))
+        for own in group
+    ]
+    shared, apart = (pack(chosen, shares_prompts=shares).experts for shares in (True, False))
+    assert shared is not None
+    assert apart is not None
+    assert shared[:, 0].tolist() == [[0, 200], [1, 201], [2, 202], [3, 203], [4, 204], [103, 203]]
+    assert apart[:, 0, 0].tolist() == [0, 1, 2, 3, 4, 100, 101, 102, 103]
+    assert pack([chosen[0], group[1]]).experts is None
+    with pytest.raises(ValueError, match="has 4 tokens but 3 experts"):
+        pack([replace(chosen[1], experts=chosen[1].experts[1:])])
+
+
 def test_a_shared_prompt_ends_before_the_first_trained_token_and_where_sequences_differ() -> None:
     alike = [sequence(0, 0, [1, 2, 3, 4], 1), sequence(0, 1, [1, 2, 3, 4], 2)]
     assert pack(alike, shares_prompts=True).document_lengths == (2, 2, 2)

@@ -22,7 +22,7 @@ from hpc_grpo.plan.budgets import (
 )
 from hpc_grpo.plan.fit import make_plan
 from hpc_grpo.plan.memory import GH200, Hardware, Part
-from hpc_grpo.plan.model import FAMILY, Model, family_model
+from hpc_grpo.plan.model import FAMILY, Model, ModelShape, family_model
 from hpc_grpo.types import GIB
 from tests.unit.plan.plan_configs import parts, planned_config
 
@@ -200,6 +200,20 @@ def test_host_memory_by_hand() -> None:
     shared = shared_memory_budget(SEVEN, config, GH200)
     assert shared.num_bytes == 2 * P + 16 * GIB
     assert shared.capacity_bytes == 230 * GIB
+
+
+def test_replayed_experts_take_a_byte_for_each_expert_of_a_token_in_each_layer() -> None:
+    """Qwen3-30B-A3B: 48 layers, 8 experts a token; 64 x 16 sequences of 4,096 tokens."""
+    shape = ModelShape(2048, 48, 32, 4, 128, 768, 151_936, num_experts=128, experts_per_token=8)
+    model, name, of_step = Model("mixture", shape, 3 * 10**10, "made up"), "experts of a step's tokens", 384 * 2**22
+    config = planned_config(train={"router_replay": True}, placement={"learners_per_node": 2})
+    assert parts(learner_budget(model, config, 4, GH200))[name] == of_step // 4
+    on_node = parts(host_budget(model, config, 4, 2 * 48 * 4 * 128 * 2 * 16 * 1000, GH200))
+    assert on_node[name] == of_step // 2
+    assert on_node["engines: experts of cached tokens"] == 3 * 384 * 16_000
+    assert replace(shape, num_experts=257).routed_bytes == 2 * shape.routed_bytes == 768
+    without = planned_config(placement={"learners_per_node": 2})
+    assert not {own for own in parts(host_budget(model, without, 4, 2**30, GH200)) if "experts" in own}
 
 
 def test_a_learner_of_two_on_a_node_offloads_half() -> None:

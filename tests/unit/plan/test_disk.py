@@ -48,6 +48,14 @@ def test_kept_batches_count_as_many_steps_as_there_are_with_the_longest_sequence
         assert batches.num_bytes == kept * 1024 * 5120 * BATCH_BYTES_PER_TOKEN
 
 
+def test_kept_batches_count_the_experts_that_learners_replay() -> None:
+    plan = plan_shipped_7b("7B", 2, "checkpoint.keep_batches=1", "train.router_replay=true")
+    shape = replace(plan.model.shape, num_experts=8, experts_per_token=2)
+    budget = disk_budget(replace(plan, model=replace(plan.model, shape=shape)), ROOM)
+    (batches,) = [part for part in budget.estimated if part.name == "batches"]
+    assert batches.num_bytes == 1024 * 5120 * (BATCH_BYTES_PER_TOKEN + 2 * 28)
+
+
 def test_the_bytes_of_a_kept_token_are_those_of_the_arrays_that_are_kept() -> None:
     sequence = ordinary_sequence(0, 0, range(5), 2, [-0.5, -0.5], advantage=1.0)
     sequence = replace(sequence, policy_versions=np.zeros(5, np.int32))
