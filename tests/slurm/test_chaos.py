@@ -87,8 +87,8 @@ def test_a_killed_driver_then_engine_then_node_cost_no_job(
     assert "died; starting another (restart 1)" in log.read_text()
     scene.strike(lambda: slurm_cluster.kill_node(WORKER))
     try:
-        # Slurm may need longer to see it than Ray: then the driver is started in vain before.
-        expect_complete(scene, record, jobs=1, max_restarts=1 + 2)
+        # Gloo sees it first, then Ray, then Slurm: the driver may be started in vain twice before.
+        expect_complete(scene, record, jobs=1, max_restarts=1 + 3)
     finally:
         slurm_cluster.start_node(WORKER)
     (attempt,) = read_attempts(scene.run)
