@@ -24,7 +24,7 @@ _BARE = re.compile(r'\s*\[?\s*\{\s*"name"\s*:\s*"[^"]*"\s*,\s*"(?:arguments|para
 """The beginning of a message that is a call without a marker, even if its JSON is broken."""
 _JSON = json.JSONDecoder()
 _MARK = re.compile(r"<tool_call>|<function=|<function_calls>|<\|python_start\|>|<\|python_tag\|>")
-_UNMARKED = re.compile(r'(?:\[\s*)?\{\s*"(?:name|arguments|parameters)"|\A\s*\[\s*[A-Za-z][\w.]*\(')
+_UNMARKED = re.compile(r'(?:\[\s*)?\{\s*"(?:name|arguments|parameters|type|id)"|\A\s*\[\s*[A-Za-z][\w.]*\(')
 """The beginning of a message's first call, with a marker and without."""
 
 

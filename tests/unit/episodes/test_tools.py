@@ -475,6 +475,7 @@ def test_a_tool_that_kills_its_process_or_raises_costs_its_episode_alone(how):
         '<|python_tag|>{"name": "add", "parameters": {"a": 1}}',
         '[{"name": "add", "arguments": {"a": 1}}]',
         '{"arguments": {"a": 1}, "name": "add"}',
+        '{"type": "function", "name": "add", "parameters": {"a": 1}}',
     ],
 )
 def test_text_before_a_call_ends_where_the_call_begins(call: str) -> None:
