@@ -88,8 +88,12 @@ if not facts.gpus:
           "driver of the compute nodes.")
 END
 fi
-# A CUDA-linked torchvision beside a CPU torch breaks every transformers model; vLLM and transformers do without.
+# A CUDA-linked torchvision beside a CPU torch breaks every transformers model; vLLM and transformers do without. Tests
+# of Qwen2.5-VL put .venv/torchvision on their path: a copy that does not register its compiled operators.
 if .venv/bin/python -c 'import torch' 2>/dev/null && ! .venv/bin/python -c 'import torchvision' 2>/dev/null; then
+    rm -rf .venv/torchvision && mkdir .venv/torchvision
+    cp -r .venv/lib/python3*/site-packages/torchvision{,-*.dist-info} .venv/torchvision 2>/dev/null &&
+        : >.venv/torchvision/torchvision/_meta_registrations.py
     pip uninstall --quiet --yes torchvision torchaudio torchcodec 2>/dev/null || true
 fi
 

@@ -100,7 +100,12 @@ def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False)
             "torch_profiler_with_stack": False,  # pyinstrument records stacks at a lower cost
         }
     if config.data.images is not None:
-        options |= {"skip_tokenizer_init": False, "limit_mm_per_prompt": {"image": MAX_IMAGES, "video": 0}}
+        options |= {
+            "skip_tokenizer_init": False,
+            "limit_mm_per_prompt": {"image": MAX_IMAGES, "video": 0},
+            # Otherwise Qwen2.5-VL normalises pixels by its buffers, and load_format "dummy" fills these with noise.
+            "mm_device_do_normalize": False,
+        }
     if config.publishes_adapter:
         lora = config.lora
         assert lora is not None

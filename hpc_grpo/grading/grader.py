@@ -37,6 +37,7 @@ class Grader:
         self._mask_truncated = config.rollout.mask_truncated
         self._pool = RewardPool(config.all_rewards, config.grading.num_workers)
         self._rewards = labelled(config.reward_sets)
+        self._without_images: dict[str, list[bytes]] = {} if config.data.images is None else {"images": []}
         self._num_open = 0
 
     async def ready(self) -> None:
@@ -79,7 +80,8 @@ class Grader:
         answers = tuple(self._text(episode.turns[-1:]) for episode in episodes)
         rewards = self._rewards[prompt.reward_set]
         images = await prompt.images if prompt.images else ()
-        outcome = await self._pool.submit(prompt.text, answers, prompt.fields, rewards, images).wait()
+        fields = {**self._without_images, **prompt.fields}
+        outcome = await self._pool.submit(prompt.text, answers, fields, rewards, images).wait()
         parts, totals = outcome.parts, outcome.rewards
         turn_rewards: tuple[tuple[float, ...], ...] = ()
         if prompt.environment is not None:

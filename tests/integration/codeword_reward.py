@@ -17,10 +17,15 @@ def codeword(completions: Sequence[str], answer: Sequence[int], **columns: Any) 
     return [float(_class_of(text) == own) for text, own in zip(completions, answer, strict=True)]
 
 
-def codeword_of_image(completions: Sequence[str], images: Sequence[Sequence[Any]], **columns: Any) -> list[float]:
-    """Go by the colour that the image shows, whatever the data say."""
+def codeword_of_image(
+    completions: Sequence[str], images: Sequence[Sequence[Any]], answer: Sequence[int], **columns: Any
+) -> list[float]:
+    """Go by the colour that the first image shows, whatever the data say; without an image, by the data."""
     from PIL import ImageColor
 
-    classes = {ImageColor.getrgb(colour): number for colour, number in COLOURS.items()}
-    pairs = zip(completions, images, strict=True)
-    return [float(_class_of(text) == classes[own[0].getpixel((5, 5))]) for text, own in pairs]
+    classes = {tuple(c > 127 for c in ImageColor.getrgb(colour)): number for colour, number in COLOURS.items()}
+    shown = (
+        classes[tuple(channel > 127 for channel in own[0].getpixel((5, 5)))] if own else wanted
+        for own, wanted in zip(images, answer, strict=True)
+    )
+    return [float(_class_of(text) == wanted) for text, wanted in zip(completions, shown, strict=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,23 +15,36 @@ import yaml
 
 from hpc_grpo.metrics.reductions import merge
 from hpc_grpo.run.files import read_jsonl
+from hpc_grpo.run.paths import RunDir
 from hpc_grpo.types import Minibatch
+from hpc_grpo.weights.contract import VISION_MODELS
 from tests.integration.codeword_reward import COLOURS
 from tests.integration.learner_processes import make_config, run_ranks, weights_of
-from tests.integration.training_runs import complete_in_cluster, exported_weights, metrics_of, tiny_config
+from tests.integration.training_runs import (
+    complete_in_cluster,
+    exported_weights,
+    metrics_of,
+    run_to_end,
+    tiny_config,
+)
 from tests.support.sequences import ordinary_sequence
-from tests.support.tiny_vision import colour_image, write_colours, write_vision_model
+from tests.support.tiny_vision import TOKENS, colour_image, noise_image, write_colours, write_vision_model
 
 pytestmark = pytest.mark.integration
 
 REWARD = str(Path(__file__).with_name("codeword_reward.py"))
+TORCHVISION = {"env": {"PYTHONPATH": str(Path(sys.prefix) / "torchvision")}}
+"""The folder of tools/setup.sh. Without it, the environment's own torchvision can be imported."""
+TOWERS = (".vision_model.", ".connector.", ".visual.")
 
 
-def colours_config(folder: Path, name: str, *, shuffled: bool = False, **sections: Mapping[str, Any]) -> Path:
+def colours_config(
+    folder: Path, kind: str, name: str, *, shuffled: bool = False, **sections: Mapping[str, Any]
+) -> Path:
     if not (folder / "model").is_dir():
-        write_vision_model(folder / "model")
+        write_vision_model(folder / "model", kind)
     train = write_colours(folder / f"train-{shuffled}", COLOURS, 64, shuffled=shuffled)
-    evaluated = write_colours(folder / f"eval-{shuffled}", COLOURS, 48, shuffled=shuffled)
+    evaluated = write_colours(folder / f"eval-{shuffled}", COLOURS, 48, shuffled=shuffled, odd=True)
     values: dict[str, Any] = {
         "data": {"train": {"path": str(train)}, "eval": {"path": str(evaluated)}, "images": "image",
                  "template": "chat", "prompt_format": "{prompt}", "max_prompt_tokens": 24},
@@ -39,6 +53,7 @@ def colours_config(folder: Path, name: str, *, shuffled: bool = False, **section
         "rollout": {"prompts_per_step": 16, "group_size": 8, "max_new_tokens": 1},
         "train": {"total_steps": 2, "lr": 3e-3, "max_tokens_per_microbatch": 512},
         "checkpoint": {"every": None},
+        "launch": TORCHVISION if kind == "qwen2_5_vl" else {},
     }  # fmt: skip
     for section, changes in sections.items():
         values[section] = {**values.get(section, {}), **changes} if isinstance(changes, Mapping) else changes
@@ -49,11 +64,29 @@ def colours_config(folder: Path, name: str, *, shuffled: bool = False, **section
     return path
 
 
-def test_engine_and_learner_agree_on_images_that_rewards_get_too(cluster: dict[str, str], tmp_path: Path) -> None:
+def complete(kind: str, cluster: dict[str, str], config: Path) -> RunDir:
+    """Run to COMPLETE. The processor of Qwen2.5-VL needs torchvision, which the shared cluster does not have."""
+    return run_to_end(config).run_dir if kind == "qwen2_5_vl" else complete_in_cluster(cluster, config)
+
+
+def give_other_numbers(rows: Path) -> None:
+    """Of three rows, leave one its image, give one two images of other sizes, and one none."""
+    (rows.parent / "noise.png").write_bytes(noise_image(90, 30))
+    lines = [json.loads(line) for line in rows.read_text().splitlines()]
+    for number, line in enumerate(lines):
+        line["image"] = [line["image"], [line["image"], "noise.png"], None][number % 3]
+    rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.mark.parametrize("kind", VISION_MODELS)
+def test_engine_and_learner_agree_on_images_that_rewards_get_too(
+    kind: str, cluster: dict[str, str], tmp_path: Path
+) -> None:
     """With the tower trained: an engine that kept its features over a publish would be off by tenths of a nat."""
     looks = [{"name": f"{REWARD}:codeword"}, {"name": f"{REWARD}:codeword_of_image", "weight": 0.5}]
     config = colours_config(
         tmp_path,
+        kind,
         "images",
         rewards=looks,
         model={"train_vision": True},
@@ -62,18 +95,20 @@ def test_engine_and_learner_agree_on_images_that_rewards_get_too(cluster: dict[s
         loss={"kl": {"coef": 0.01}},
         eval={"every": 3, "reward": f"{REWARD}:codeword"},
     )
-    run = complete_in_cluster(cluster, config)
+    give_other_numbers(tmp_path / "train-False" / "colours.jsonl")
+    run = complete(kind, cluster, config)
     for metrics in metrics_of(run).values():
         assert metrics["mismatch/canary"] < 1e-5
+        assert metrics["mismatch/logprob_abs_diff_mean"] < 1e-5
         assert metrics["mismatch/logprob_abs_diff_max"] < 1e-4
         by_data, by_image = (metrics[f"reward/{own['name']}"] for own in looks)
         assert by_data == by_image
-    lines = read_jsonl(run.rollouts(1))
-    assert lines and all(line["prompt"].startswith("<image>") for line in lines)
+    assert {line["prompt"].count(TOKENS[kind][1]) for line in read_jsonl(run.rollouts(1))} == {0, 1, 2}
     exported, before = exported_weights(run), weights_in(tmp_path / "model")
     assert exported.keys() == before.keys()
     assert not any(np.array_equal(exported[name], before[name]) for name in before if name.endswith("proj.weight"))
-    assert (run.latest_export() / "processor_config.json").is_file()  # type: ignore[operator]
+    [processor] = (tmp_path / "model").glob("*processor_config.json")
+    assert (run.latest_export() / processor.name).is_file()  # type: ignore[operator]
 
 
 def weights_in(folder: Path) -> dict[str, Any]:
@@ -82,22 +117,26 @@ def weights_in(folder: Path) -> dict[str, Any]:
     return {name: own.float().numpy() for name, own in load_file(folder / "model.safetensors").items()}
 
 
+def is_of_tower(name: str) -> bool:
+    return any(part in name for part in TOWERS)
+
+
 @pytest.mark.long
+@pytest.mark.parametrize("kind", VISION_MODELS)
 def test_a_task_that_needs_its_image_is_learned_and_with_shuffled_images_is_not(
-    cluster: dict[str, str], tmp_path: Path
+    kind: str, cluster: dict[str, str], tmp_path: Path
 ) -> None:
     solved = {}
     for shuffled in (False, True):
         steps = {"total_steps": 30, "lr": 3e-3, "max_tokens_per_microbatch": 512}
         every = {"every": 30, "num_samples": 4, "reward": f"{REWARD}:codeword"}
-        config = colours_config(tmp_path, f"shuffled-{shuffled}", shuffled=shuffled, train=steps, eval=every)
-        run = complete_in_cluster(cluster, config)
+        config = colours_config(tmp_path, kind, f"shuffled-{shuffled}", shuffled=shuffled, train=steps, eval=every)
+        run = complete(kind, cluster, config)
         first = read_jsonl(run.eval_rollouts(0))
         last = metrics_of(run)[30]
         solved[shuffled] = float(np.mean([line["solved"] for line in first])), last["eval/pass@1"]
-        tower = {name for name in weights_in(tmp_path / "model") if ".vision_model." in name or ".connector." in name}
         exported, before = exported_weights(run), weights_in(tmp_path / "model")
-        assert all(np.array_equal(exported[name], before[name]) for name in tower)
+        assert all(np.array_equal(exported[name], before[name]) for name in before if is_of_tower(name))
     for before_training, _ in solved.values():
         assert before_training < 0.45
     assert solved[False][1] >= 0.85
@@ -142,11 +181,14 @@ def share(root: Path, rank: int, world_size: int, seed: int) -> list[Minibatch]:
     return [Minibatch(tuple(shares[rank]), sum(own.num_trained_tokens for own in sequences), len(sequences))]
 
 
+@pytest.mark.parametrize("kind", VISION_MODELS)
 @pytest.mark.parametrize(
     "trains", [pytest.param(False, marks=pytest.mark.long), True], ids=["frozen tower", "trained tower"]
 )
-def test_every_zero_stage_trains_alike_and_resumes_where_only_one_rank_has_images(trains: bool, tmp_path: Path) -> None:
-    write_vision_model(tmp_path / "model", vocab_size=320)
+def test_every_zero_stage_trains_alike_and_resumes_where_only_one_rank_has_images(
+    kind: str, trains: bool, tmp_path: Path
+) -> None:
+    write_vision_model(tmp_path / "model", kind, vocab_size=320)
     before = weights_in(tmp_path / "model")
     ((expected),) = run_ranks(1, train_share, tmp_path, trains, 1)
     for stage in (1, 2, 3):
@@ -157,5 +199,4 @@ def test_every_zero_stage_trains_alike_and_resumes_where_only_one_rank_has_image
                 np.testing.assert_array_equal(weight, found["again"][name], err_msg=f"{stage} {name}")
         exported = weights_in(tmp_path / f"export-{trains}-{stage}-2")
         for name in exported:
-            is_of_tower = ".vision_model." in name or ".connector." in name
-            assert np.array_equal(exported[name], before[name]) == (is_of_tower and not trains), name
+            assert np.array_equal(exported[name], before[name]) == (is_of_tower(name) and not trains), name

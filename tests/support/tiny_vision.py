@@ -32,18 +32,38 @@ def colour_image(colour: str | tuple[int, int, int], size: tuple[int, int] = (56
     return file.getvalue()
 
 
-def write_colours(folder: Path, codewords: Mapping[str, int], num_items: int, *, shuffled: bool = False) -> Path:
-    """Write JSON lines of images and codewords; `shuffled`: an image says nothing of its codeword."""
+def noise_image(width: int, height: int) -> bytes:
+    """Return the file of an image of which no two parts are alike."""
+    import numpy as np
+    from PIL import Image
+
+    file = io.BytesIO()
+    pixels = np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def write_colours(
+    folder: Path, codewords: Mapping[str, int], num_items: int, *, shuffled: bool = False, odd: bool = False
+) -> Path:
+    """Write JSON lines of images and codewords; `shuffled`: an image says nothing of its codeword.
+
+    Images have shades of the colours. No image is also one of the other value of `odd`.
+    """
     import json
     import random
+
+    from PIL import ImageColor
 
     drawn = random.Random(num_items)
     folder.mkdir(parents=True, exist_ok=True)
     lines = []
     for number in range(num_items):
         colour = drawn.choice([*codewords])
-        shown = drawn.choice([*codewords]) if shuffled else colour
-        (folder / f"{number}.png").write_bytes(colour_image(shown, (40 + drawn.randrange(40), 56)))
+        shown = ImageColor.getrgb(drawn.choice([*codewords]) if shuffled else colour)
+        red, green, blue = (abs(channel - 2 * drawn.randrange(30) - odd) for channel in shown[:3])
+        image = colour_image((red, green, blue), (40 + drawn.randrange(40), 56))
+        (folder / f"{number}.png").write_bytes(image)
         lines.append(json.dumps({"question": "code?", "image": f"{number}.png", "answer": codewords[colour]}))
     (folder / "colours.jsonl").write_text("\n".join(lines) + "\n")
     return folder / "colours.jsonl"

@@ -49,6 +49,7 @@ REPLAY = {"train": {"router_replay": True}}
         ({"engine": {"vllm": {"async_scheduling": False}}}, True, "async_scheduling", False),
         ({"engine": {"vllm": {"async_scheduling": True}}}, True, "async_scheduling", True),
         ({"engine": {"vllm": GUESSES}}, True, "async_scheduling", False),
+        ({"data": {"images": "image"}}, True, "mm_device_do_normalize", False),
     ],
 )
 def test_an_option_of_vllm_follows_from_config_and_device(

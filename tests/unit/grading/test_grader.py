@@ -66,6 +66,19 @@ def test_texts_come_with_a_small_copy_of_each_image(make_tokenizer: Callable[...
     assert grade(make_config(), make_tokenizer(), False, replace(PROMPT, images=images())).thumbnails == ()
 
 
+def test_a_reward_that_looks_at_images_gets_none_of_a_prompt_without(
+    make_tokenizer: Callable[..., Any], tmp_path: Path
+) -> None:
+    async def images() -> tuple[bytes, ...]:
+        return colour_image("red"), colour_image("blue")
+
+    (tmp_path / "own.py").write_text("def count(images, **columns):\n    return [len(own) for own in images]\n")
+    config = minimal_config(rewards=[{"name": f"{tmp_path}/own.py:count"}], data={"images": "image"})
+    for shown, expected in ((images(), 2.0), ((), 0.0)):
+        grades = grade(config, make_tokenizer(), prompt=replace(PROMPT, images=shown))
+        assert set(grades.rewards) == {expected}
+
+
 def test_group_is_decoded_and_graded(make_tokenizer: Callable[..., Any]) -> None:
     grades = grade(make_config(), make_tokenizer(), with_texts=True)
     assert grades == GroupGrades(

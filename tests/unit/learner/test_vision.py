@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 from transformers import AutoModelForImageTextToText
 
@@ -20,17 +18,9 @@ from hpc_grpo.learner.packing import pack
 from hpc_grpo.types import TrainSequence
 from hpc_grpo.weights.contract import VISION_MODELS
 from tests.support.configs import minimal_config
-from tests.support.tiny_vision import write_vision_model
+from tests.support.tiny_vision import noise_image, write_vision_model
 
-
-def noise(width: int, height: int) -> bytes:
-    file = io.BytesIO()
-    pixels = np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
-
-
-FIRST, SECOND = noise(56, 55), noise(84, 56)
+FIRST, SECOND = noise_image(56, 55), noise_image(84, 56)
 
 
 def config_of(path: Path, **model: Any) -> Any:
