@@ -249,16 +249,21 @@ def _router_replay(config: Config) -> None:
 def check_engine(config: Config, *, on_gpu: bool) -> None:
     """Raise ConfigError for settings of `engine` that vLLM refuses, or runs wrongly, on this device."""
     if config.train.router_replay:
-        if config.engine.vllm.get("enable_prefix_caching", on_gpu) != on_gpu:
+        if config.engine.vllm.get("enable_prefix_caching") not in (None, on_gpu):
             raise ConfigError(
                 "engine.vllm.enable_prefix_caching must be true on GPU and false on CPU with train.router_replay = "
-                "true: vLLM keeps the experts of cached tokens on GPU only. Remove engine.vllm.enable_prefix_caching."
+                "true: vLLM keeps the experts of cached tokens on GPU only. Set it to null."
             )
         if config.engine.tensor_parallel > 1 and not on_gpu:
             raise ConfigError(
                 f"train.router_replay = true needs engine.tensor_parallel = 1 on CPU, not "
                 f"{config.engine.tensor_parallel}: the engine reads the experts in its own process. Set it to 1."
             )
+    if not on_gpu and (threshold := config.engine.vllm.get("long_prefill_token_threshold")):
+        raise ConfigError(
+            f"engine.vllm.long_prefill_token_threshold = {threshold} splits prompts, which engines on CPU must not: "
+            "vLLM's sampling would depend on the split. Set it to null."
+        )
     guesses, is_ahead = config.engine.ngram_tokens, config.engine.vllm.get("async_scheduling")
     if guesses is not None and not on_gpu:
         raise ConfigError(

@@ -5,16 +5,20 @@ An image travels as the bytes of its file. Every process opens it by `open_image
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+    from hpc_grpo.types import GroupRequest
 
 MARK = "<image>"
 """Where an image stands in a prompt of text. Without marks all images stand before the text."""
@@ -163,3 +167,11 @@ def _as_png(image: Any) -> bytes:
     file = io.BytesIO()
     image.convert("RGB").save(file, "PNG")
     return file.getvalue()
+
+
+async def with_opened_images(request: GroupRequest) -> GroupRequest:
+    """Replace the reference to a request's image files by opened images."""
+    if not request.images:
+        return request
+    files = await request.images
+    return replace(request, images=await asyncio.to_thread(lambda: tuple(map(open_image, files))))

@@ -13,14 +13,13 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 
 from hpc_grpo.config import Config
-from hpc_grpo.data.images import open_image
+from hpc_grpo.data.images import with_opened_images
 from hpc_grpo.data.templates import Tokenizer
 from hpc_grpo.engine.sampler import Sampler
 from hpc_grpo.engine.vllm import start_vllm
@@ -218,11 +217,3 @@ class Engine:
 
     async def stop_profile(self) -> dict[str, bytes]:
         return await self.between_steps(lambda sampler: sampler.stop_profile())
-
-
-async def with_opened_images(request: GroupRequest) -> GroupRequest:
-    """Replace the reference to a request's image files by opened images."""
-    if not request.images:
-        return request
-    files = await request.images
-    return replace(request, images=await asyncio.to_thread(lambda: tuple(map(open_image, files))))

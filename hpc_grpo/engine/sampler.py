@@ -258,6 +258,9 @@ class Sampler:
         pending = self._pending.pop(output.request_id)
         (result,) = output.outputs
         pending.note_tokens(len(result.token_ids), self.policy_version)
+        if (experts := result.routed_experts) is not None:
+            num_computed = len(output.prompt_token_ids) + len(result.token_ids) - 1
+            assert len(experts) == num_computed, f"experts of {len(experts)} tokens, {num_computed} were computed"
         pending.future.set_result(
             Completion(
                 token_ids=np.asarray(result.token_ids, dtype=np.int32),
@@ -266,7 +269,7 @@ class Sampler:
                 policy_versions=np.asarray(pending.policy_versions, dtype=np.int32),
                 finish_reason="stop" if result.finish_reason == "stop" else "length",
                 context_ids=np.asarray(output.prompt_token_ids, np.int32) if pending.has_images else (),
-                experts=result.routed_experts,
+                experts=experts,
             )
         )
 

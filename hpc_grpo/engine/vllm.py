@@ -167,7 +167,7 @@ def _return_experts(engine: Any) -> None:
         rows = capturer.snapshot_routing_data(int(starts[len(request_ids)])).numpy()
         for index, request_id in enumerate(request_ids):
             chunks, end = requests[request_id].routed_experts_chunks, starts[index + 1]
-            chunks.append(rows[end - 1 if chunks else starts[index] : end])
+            chunks.append(rows[end - 1 if chunks else starts[index] : end].copy())
 
     model = runner.get_model()
     bind_routed_experts_capturer(model, capturer)

@@ -80,7 +80,7 @@ class Grader:
         answers = tuple(self._text(episode.turns[-1:]) for episode in episodes)
         rewards = self._rewards[prompt.reward_set]
         images = await prompt.images if prompt.images else ()
-        fields = {**self._without_images, **prompt.fields}
+        fields = prompt.fields if images else {**self._without_images, **prompt.fields}
         outcome = await self._pool.submit(prompt.text, answers, fields, rewards, images).wait()
         parts, totals = outcome.parts, outcome.rewards
         turn_rewards: tuple[tuple[float, ...], ...] = ()

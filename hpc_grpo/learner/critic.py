@@ -55,6 +55,8 @@ class Critic(LearnerPart):
         The sequences arrive with rewards in `advantages`.
         """
         packed = pack_equalised([each.sequences for each in minibatches], budget_of(self.config), self.device)
+        # Replayed experts are the policy's. The critic's routers choose their own.
+        packed = [([replace(batch, experts=None) for batch in batches], own) for batches, own in packed]
         values = [self.values(batches) for batches, _ in packed]
         estimates = [self._estimates(sequences, own) for (_, sequences), own in zip(packed, values, strict=True)]
         advantages = self._normalized([[pair[0] for pair in pairs] for pairs in estimates])

@@ -86,6 +86,10 @@ def test_sft_has_no_rewards_to_check() -> None:
             "engine.vllm.enable_prefix_caching must be true on GPU and false on CPU with train.router_replay = true",
         ),
         (
+            {"engine": {"vllm": {"long_prefill_token_threshold": 64}}, "model": {"device": "cpu"}},
+            "engine.vllm.long_prefill_token_threshold = 64 splits prompts, which engines on CPU must not",
+        ),
+        (
             {"train": {"router_replay": True}, "engine": {"tensor_parallel": 2}, "model": {"device": "cpu"}},
             "train.router_replay = true needs engine.tensor_parallel = 1 on CPU, not 2",
         ),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -7,10 +8,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hpc_grpo.learner import parts
-from hpc_grpo.learner.packing import pack
+from hpc_grpo.learner import critic, parts
+from hpc_grpo.learner.critic import Critic
+from hpc_grpo.learner.packing import PackedBatch, pack
 from hpc_grpo.learner.parts import Reference
 from hpc_grpo.learner.staging import StagedFiles
+from hpc_grpo.metrics.reductions import Mean
+from hpc_grpo.types import Minibatch
 from tests.support.configs import minimal_config
 from tests.support.sequences import ordinary_sequence, with_experts
 
@@ -41,3 +45,24 @@ def test_a_reference_does_not_replay_the_experts_of_the_policy(monkeypatch: pyte
     batch = pack(with_experts([ordinary_sequence(0, 0, [1, 2, 3], 2)]))
     assert batch.experts is not None
     assert reference.loss_inputs(batch) == {"ref_logprobs": None}
+
+
+def test_a_critic_does_not_replay_the_experts_of_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[PackedBatch] = []
+
+    class Valued(Critic):
+        def values(self, batches: Sequence[PackedBatch]) -> list[torch.Tensor]:
+            return [torch.zeros(2)]
+
+        def train(self, batches: Sequence[PackedBatch], *_: object) -> dict[str, Mean]:
+            trained.extend(batches)
+            return {}
+
+    monkeypatch.setattr(critic, "build_value_engine", lambda *_: SimpleNamespace())
+    monkeypatch.setattr(critic, "pack_equalised", lambda groups, *_: [([pack(own)], own) for own in groups])
+    monkeypatch.setattr(Critic, "_normalized", lambda _, advantages: advantages)
+    sequences = tuple(with_experts([ordinary_sequence(0, 0, [1, 2, 3], 2)]))
+    part = Valued(minimal_config(task="ppo"), 1, torch.device("cpu"))
+    [minibatch], _ = part.before_step([Minibatch(sequences, 2, 1)])
+    assert [batch.experts for batch in trained] == [None]
+    assert minibatch.sequences[0].experts is not None
