@@ -292,6 +292,21 @@ def test_a_probe_is_answered_alone_by_the_new_weights_before_what_is_in_flight_g
     assert vllm.max_num_active_reqs == 8
 
 
+class MiscountingVllm(AnsweringVllm):
+    """Returns the experts of one token for a prompt of three tokens and a completion of one."""
+
+    def step(self) -> list[Any]:
+        (output,) = super().step()
+        output.prompt_token_ids, output.outputs[0].routed_experts = [1, 2, 3], [[[0]]]
+        return [output]
+
+
+def test_experts_of_too_few_tokens_never_reach_a_learner() -> None:
+    sampler, _ = sampling(MiscountingVllm())
+    with pytest.raises(AssertionError, match="experts of 1 tokens, 3 were computed"):
+        sampler.receive_weights(3, replace(REQUEST, is_urgent=True))
+
+
 def test_an_engine_that_raises_over_the_probe_tells_the_others_why() -> None:
     vllm = FakeVllm()
     sampler, waiting = sampling(vllm)
