@@ -14,8 +14,9 @@ from pathlib import Path
 
 from ray.exceptions import RayError
 
+from hpc_grpo.config import Config
 from hpc_grpo.data.fingerprint import fingerprints
-from hpc_grpo.data.stream import DemonstrationStream
+from hpc_grpo.data.stream import DemonstrationStream, PromptStream
 from hpc_grpo.driver.actors import Workers, reserve_nodes
 from hpc_grpo.driver.batches import DemonstrationBatches, RolloutBatches
 from hpc_grpo.driver.callback import StepCallback
@@ -40,6 +41,7 @@ from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_state
 from hpc_grpo.run.pulse import PULSE, patience_of_driver
 from hpc_grpo.system.say import say
+from hpc_grpo.types import Prompt
 
 
 def train(run_dir: RunDir) -> bool:
@@ -125,7 +127,7 @@ def _run_loop(session: Session, workers: Workers, inputs: Inputs) -> DriverState
         return loop.run(state)
     assert inputs.stream is not None
     with timer.phase("weights"):
-        weights = workers.connect_weights(Canary(config, inputs.stream.prompt(0)))
+        weights = workers.connect_weights(Canary(config, _probe(inputs.stream, config)))
     pool = workers.rollout_pool(weights)
     pool.on_progress = session.journal.note_groups
     scheduler = RolloutScheduler(config, inputs.stream, pool, state, session.length.total_steps)
@@ -135,6 +137,15 @@ def _run_loop(session: Session, workers: Workers, inputs: Inputs) -> DriverState
         evaluation = Evaluation(config, sets, session.run_dir, session.length)
     batches = RolloutBatches(config, scheduler)
     return TrainingLoop(session, batches, workers.learners, weights, evaluation, workers.meters, profiles).run(state)
+
+
+def _probe(stream: PromptStream, config: Config) -> Prompt:
+    """Return the prompt of the canary: the first of the run, or the first with images if one of 64 has any.
+
+    A prompt without images does not prove the weights of a vision tower.
+    """
+    with_images = (prompt for prompt in map(stream.prompt, range(64 * bool(config.data.images))) if prompt.images)
+    return next(with_images, stream.prompt(0))
 
 
 def main() -> int:

@@ -185,11 +185,19 @@ def advise(kind: str, *texts: str, has_jobs: bool = True) -> Advice | None:
     """
     if kind == "complete":
         return None
+    if kind == "resumable" and any("the disk is full" in text for text in texts):
+        return _DISK_FULL
     if advice := ({} if has_jobs else _WITHOUT_JOBS).get(kind) or _BY_KIND.get(kind):
         return advice
     found = (advice for text in texts for pattern, advice in _BY_PATTERN.items() if re.search(pattern, text, re.I))
     return next(found, _OTHERWISE.get(kind, _UNKNOWN))
 
+
+_DISK_FULL = Advice(
+    "disk full",
+    "Free space where the run directory is, or raise your quota. Then {command}, or with a lower "
+    "checkpoint.keep_last=N, continues from the last complete checkpoint.",
+)
 
 _BY_KIND = {
     "resumable": Advice(
@@ -254,11 +262,7 @@ _BY_PATTERN = {
     ),
     # The second line matches errors of torch.save, which lack the errno.
     r"No space left on device|Disk quota exceeded|ENOSPC|EDQUOT"
-    r"|inline_container\.cc[^\n]*unexpected pos|basic_ios::clear: iostream error": Advice(
-        "disk full",
-        "Free space where the run directory is, or raise your quota. Then {command}, or with a lower "
-        "checkpoint.keep_last=N, continues from the last complete checkpoint.",
-    ),
+    r"|inline_container\.cc[^\n]*unexpected pos|basic_ios::clear: iostream error": _DISK_FULL,
     r"checksum mismatch": Advice(
         "damaged weights",
         "Bytes changed between a learner and an engine. Once may be chance, and the run continues from its checkpoint. "

@@ -103,3 +103,19 @@ def test_a_run_that_a_callback_had_ended_before_its_driver_died_takes_no_further
     session.had_ended = lambda step: step == 4
     assert train._run_loop(session, workers, MagicMock()) == DriverState(4, 40)
     assert workers.mock_calls == []
+
+
+@pytest.mark.parametrize(
+    ("column", "with_images", "probed"),
+    [("image", {3, 5}, 3), ("image", {99}, 0), (None, {3}, 0)],
+    ids=["some of the first rows have images", "none of the first 64 has", "a run without images"],
+)
+def test_the_canary_asks_a_prompt_with_images_if_the_first_rows_have_one(
+    column: str | None, with_images: set[int], probed: int
+) -> None:
+    class Rows:
+        def prompt(self, ordinal: int) -> Prompt:
+            return Prompt(ordinal, 0, (1,), "", {}, images=(b"png",) * (ordinal in with_images))
+
+    config = minimal_config(data={"images": column})
+    assert train._probe(Rows(), config).ordinal == probed  # type: ignore[arg-type]

@@ -51,6 +51,7 @@ is killed by SIGKILL by OOM killer due to high memory usage. (2) ray stop --forc
         ("bringup_failed", "After 300 s not in Ray: n2.", "nodes did not come up"),
         ("cancelled", "KeyboardInterrupt: SIGKILL", "cancelled"),
         ("resumable", "SIGKILL", "stopped in time"),
+        ("resumable", "Stopping after step 3: the disk is full (time limit). No later step is saved.", "disk full"),
         ("stopped", "", "stopped by request"),
         ("crash", RAY_ACTOR_DIED, "an engine, learner or grader died"),
         ("crash", "KeyError: 'x'", "not recognised"),
