@@ -29,8 +29,10 @@ _MODULES = {
         "hpc_grpo.learner.publish",
         "hpc_grpo.learner.checkpoint",
         "deepspeed",
+        "deepspeed.runtime.zero.muon.muon_optimizer",
         "transformers.models.auto.modeling_auto",
         "transformers.models.{model_type}.modeling_{model_type}",
+        "transformers.optimization",
     ),
     "engine": (
         "hpc_grpo.engine.sampler",

@@ -19,7 +19,16 @@ from tests.support.sequences import ordinary_sequence
 
 VOCABULARY = 200
 
-_IMPORTED_ONCE = ("hpc_grpo.learner.learner", "deepspeed", "transformers.models.qwen2.modeling_qwen2")
+_IMPORTED_ONCE = (
+    "pytest",
+    "hpc_grpo.learner.learner",
+    "hpc_grpo.learner.checkpoint",
+    "deepspeed",
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.qwen2.modeling_qwen2",
+    "transformers.optimization",
+)
 """Take longer to import than most tests here: the process that ranks are forked from does it, for all of them."""
 
 
@@ -82,7 +91,7 @@ def weights_of(learner: Any) -> dict[str, Any]:
 def run_ranks(world_size: int, scenario: Callable[..., Any], *args: Any) -> list[Any]:
     """Run `scenario(rank, world_size, store, *args)` in processes of their own; their results, by rank."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*_IMPORTED_ONCE])
+    context.set_forkserver_preload(list(_IMPORTED_ONCE))
     results = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         processes = [
