@@ -117,9 +117,8 @@ class Worker:
             prove_to_head(connection, token)
             notice_cuts(connection)
             identity = f"{boot_id()}/{pid_namespace()}/{self.name}"
-            num_cpus = len(os.sched_getaffinity(0))
             interface = interface_of(connection.getsockname()[0])
-            connection.sendall(Hello(self.name, identity, num_cpus, __version__, interface).to_line())
+            connection.sendall(Hello(self.name, identity, __version__, interface).to_line())
         except (OSError, EOFError) as error:
             connection.close()
             self._progress(f"The head at {self.head}:{self.port} closed the connection ({error}).")
