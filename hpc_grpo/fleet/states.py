@@ -37,7 +37,10 @@ Int32 = Annotated[int, Interval(ge=-(1 << 31), lt=1 << 31)]
 
 
 class JobState(StrEnum):
-    """A job's states. No row has `pending`: jobs.py computes it for a queued job that fits on no VM's free GPUs."""
+    """A job's states. No row has `pending`: jobs.py computes it for a queued job that fits on no VM's free GPUs.
+
+    Only the user's `requeue` ends `completed` and `cancelled`. A due retry or a cancel also ends `failed`.
+    """
 
     QUEUED = "queued"
     PENDING = "pending"
@@ -54,16 +57,6 @@ class VmState(StrEnum):
     READY = "ready"
     STALE = "stale"
     LOST = "lost"
-
-
-TRANSITIONS: dict[JobState, frozenset[JobState]] = {
-    JobState.QUEUED: frozenset({JobState.RUNNING, JobState.CANCELLED}),
-    JobState.RUNNING: frozenset({JobState.QUEUED, JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED}),
-    JobState.COMPLETED: frozenset({JobState.QUEUED}),
-    JobState.FAILED: frozenset({JobState.QUEUED, JobState.CANCELLED}),
-    JobState.CANCELLED: frozenset({JobState.QUEUED}),
-}
-"""Only the user's `requeue` ends `completed` and `cancelled`. A due retry or a cancel also ends `failed`."""
 
 
 @dataclass(frozen=True)
