@@ -120,11 +120,11 @@ def confirm(
     return may_start
 
 
-def give_back(db: Database, keys: Sequence[AttemptKey], why: str, settings: FleetSettings) -> None:
-    """End attempts that have not begun and never will: their jobs are queued again."""
+def end_attempts(db: Database, keys: Sequence[AttemptKey], end: Ending, settings: FleetSettings) -> None:
+    """End attempts that have ended in the same way."""
     with db.write() as connection:
         for key in keys:
-            end_attempt(connection, key, Ending("not_started", why=why), settings, db.now(connection))
+            end_attempt(connection, key, end, settings, db.now(connection))
 
 
 def end_attempt(

@@ -63,7 +63,6 @@ class JoinedPlace(Place):
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
-        self._here = LocalPlace(environ)
         self._head = node_name(environ)
         self._gate: Gate | None = None
         self._allocation: Allocation | None = None
@@ -90,7 +89,7 @@ class JoinedPlace(Place):
         return self._allocation
 
     def node_resources(self) -> NodeResources:
-        return self._here.node_resources()
+        return LocalPlace(self._environ).node_resources()
 
     def start_command(self, node: str, command: Sequence[str]) -> list[str]:
         assert node == self._head, f"{node} is reached by its connection"
