@@ -31,7 +31,6 @@ if TYPE_CHECKING:  # VMs judge nothing, and need no pydantic
 
 _MAX_STALLED = 3
 
-EndKind = Literal["exit", "not_started", "lost"]
 Int32 = Annotated[int, Interval(ge=-(1 << 31), lt=1 << 31)]
 """An integer of a size that every database accepts."""
 
@@ -66,7 +65,7 @@ class Ending:
     `why` is one line for the user. `step` is the step of the run's newest checkpoint, None without one.
     """
 
-    kind: EndKind
+    kind: Literal["exit", "not_started", "lost"]
     code: Int32 | None = None
     why: str = ""
     step: Int32 | None = None
