@@ -126,7 +126,7 @@ class NodeAgent:
         temp_dir = own_dir / ray_command.TEMP_DIR_NAME
         self._ray = ray = RayProcess(
             ray_command.start_command(spec, ip, ports, temp_dir, resources),
-            ray_command.ray_environment(os.environ, spec, ip, interface, str(shm_dir)),
+            ray_command.ray_environment(os.environ, spec, ip, interface),
             own_dir / ray_command.RAY_LOG_NAME,
             inside_of(spec, "ray", shm_dir),
         )
