@@ -6,7 +6,6 @@ One transaction changes a job's state and releases its GPUs.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from hpc_grpo.fleet.db import Database
 from hpc_grpo.fleet.messages import ORDERS_S, AttemptKey, GpuSeen
 from hpc_grpo.fleet.schema import attempts, gpus, jobs, vms
 from hpc_grpo.fleet.settings import FleetSettings
-from hpc_grpo.fleet.states import TRANSITIONS, Ending, JobState, Verdict, VmState, judge
+from hpc_grpo.fleet.states import Ending, JobState, Verdict, VmState, judge
 from hpc_grpo.system.readable import printable
 
 
@@ -36,18 +35,15 @@ class Placement:
     gpu_memory_mib: int = 0
 
 
-class _LostRaceError(Exception):
-    """Raised to roll back a transaction: another controller was first."""
-
-
 def claim(db: Database, place: Placement) -> AttemptKey | None:
     """Claim a job together with its GPUs; None if the job or one of the GPUs is no longer free."""
-    with contextlib.suppress(_LostRaceError), db.write() as connection:
-        return _claim(connection, place, db.now(connection))
-    return None
+    with db.write() as connection:
+        if (key := _claim(connection, place, db.now(connection))) is None:
+            connection.rollback()  # another controller was first
+        return key
 
 
-def _claim(connection: sa.Connection, place: Placement, now: float) -> AttemptKey:
+def _claim(connection: sa.Connection, place: Placement, now: float) -> AttemptKey | None:
     # A row that was deleted and added again starts at 0 again, and VMs refuse attempt numbers that they have seen.
     newest = connection.scalar(sa.select(sa.func.max(attempts.c.attempt)).where(attempts.c.job_id == place.job_id))
     key = AttemptKey(place.job_id, max(place.attempt, newest or 0) + 1)
@@ -78,7 +74,7 @@ def _claim(connection: sa.Connection, place: Placement, now: float) -> AttemptKe
         or connection.execute(taken_job).rowcount != 1
         or connection.execute(taken_gpus).rowcount != len(place.gpus)
     ):
-        raise _LostRaceError
+        return None
     entry = {"vm_id": place.vm_id, "gpus": json.dumps(sorted(place.gpus)), "gpu_memory_mib": share, "claimed_at": now}
     connection.execute(sa.insert(attempts).values(**key._asdict(), **entry))
     return key
@@ -124,11 +120,11 @@ def confirm(
     return may_start
 
 
-def give_back(db: Database, keys: Sequence[AttemptKey], why: str, settings: FleetSettings) -> None:
-    """End attempts that have not begun and never will: their jobs are queued again."""
+def end_attempts(db: Database, keys: Sequence[AttemptKey], end: Ending, settings: FleetSettings) -> None:
+    """End attempts that have ended in the same way."""
     with db.write() as connection:
         for key in keys:
-            end_attempt(connection, key, Ending("not_started", why=why), settings, db.now(connection))
+            end_attempt(connection, key, end, settings, db.now(connection))
 
 
 def end_attempt(
@@ -139,7 +135,6 @@ def end_attempt(
     if row is None:
         return None
     verdict = judge(row, end, settings)
-    assert verdict.state in TRANSITIONS[JobState.RUNNING]
     why = printable(end.why)  # PostgreSQL accepts no NUL
     values = {
         "status": verdict.state,
@@ -179,7 +174,7 @@ def cancel(db: Database, job_id: str) -> JobState:
         values: dict[str, Any] = {}
         if state == JobState.RUNNING:
             values = {"is_cancelled": 1}
-        elif JobState.CANCELLED in TRANSITIONS[state] and (state != JobState.FAILED or row["retry_at"] is not None):
+        elif state == JobState.QUEUED or (state == JobState.FAILED and row["retry_at"] is not None):
             state = JobState.CANCELLED
             values = {"status": state, "changed_at": db.now(connection), "retry_at": None}
         if values:
@@ -195,7 +190,7 @@ def queue_again(db: Database, job_id: str) -> JobState:
     with db.write() as connection:
         is_it = jobs.c.job_id == job_id
         state = JobState(connection.scalars(sa.select(jobs.c.status).where(is_it).with_for_update()).one())
-        if JobState.QUEUED in TRANSITIONS[state] and state != JobState.RUNNING:
+        if state in (JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED):
             fresh = {"retry_count": 0, "stalled": 0, "is_cancelled": 0, "retry_at": None, "exit_code": None}
             values = {"status": JobState.QUEUED, "changed_at": db.now(connection), **fresh}
             connection.execute(sa.update(jobs).where(is_it).values(values))

@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from hpc_grpo.errors import EXIT_CONFIG, EXIT_UNAVAILABLE, ConfigError
-from hpc_grpo.fleet.claims import Placement, claim, confirm, end_attempt, give_back, mark_started
+from hpc_grpo.fleet.claims import Placement, claim, confirm, end_attempts, mark_started
 from hpc_grpo.fleet.controller import Controller
 from hpc_grpo.fleet.db import Database, DatabaseAwayError
 from hpc_grpo.fleet.machine import VisitError, Vm
@@ -71,31 +71,28 @@ class Dispatcher:
                 await asyncio.to_thread(self._note, outcome)
             except VisitError as error:
                 if error.is_before_orders:
-                    reason = f"{vm.name} was not reached: {error}"
-                    await asyncio.to_thread(give_back, controller.db, keys, reason, settings)
+                    end = Ending("not_started", why=f"{vm.name} was not reached: {error}")
+                    await asyncio.to_thread(end_attempts, controller.db, keys, end, settings)
 
     def _specs(self, rows: Mapping[AttemptKey, Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the specs for the VM. A job whose row gives no program to run fails permanently."""
-        specs = []
+        specs, settings = [], self._controller.settings
         for key, row in rows.items():
             try:
-                specs.append(make_spec(row, row["gpus"], self._controller.settings))
+                specs.append(make_spec(row, row["gpus"], settings))
             except ConfigError as error:
-                self._end(key, Ending("exit", EXIT_CONFIG, str(error)))
+                end_attempts(self._controller.db, [key], Ending("exit", EXIT_CONFIG, str(error)), settings)
         return specs
 
     def _note(self, outcome: Outcome) -> None:
+        db, settings = self._controller.db, self._controller.settings
         for key, why in outcome.failed:
-            self._end(key, Ending("exit", EXIT_UNAVAILABLE, why))
+            end_attempts(db, [key], Ending("exit", EXIT_UNAVAILABLE, why), settings)
         if outcome.started:
-            with self._controller.db.write() as connection:
-                now = self._controller.db.now(connection)
+            with db.write() as connection:
+                now = db.now(connection)
                 for key in outcome.started:
                     mark_started(connection, key, now)
-
-    def _end(self, key: AttemptKey, ending: Ending) -> None:
-        with self._controller.db.write() as connection:
-            end_attempt(connection, key, ending, self._controller.settings, self._controller.db.now(connection))
 
 
 class FreeGpus:

@@ -31,13 +31,15 @@ if TYPE_CHECKING:  # VMs judge nothing, and need no pydantic
 
 _MAX_STALLED = 3
 
-EndKind = Literal["exit", "not_started", "lost"]
 Int32 = Annotated[int, Interval(ge=-(1 << 31), lt=1 << 31)]
 """An integer of a size that every database accepts."""
 
 
 class JobState(StrEnum):
-    """A job's states. No row has `pending`: jobs.py computes it for a queued job that fits on no VM's free GPUs."""
+    """A job's states. No row has `pending`: jobs.py computes it for a queued job that fits on no VM's free GPUs.
+
+    Only the user's `requeue` ends `completed` and `cancelled`. A due retry or a cancel also ends `failed`.
+    """
 
     QUEUED = "queued"
     PENDING = "pending"
@@ -56,16 +58,6 @@ class VmState(StrEnum):
     LOST = "lost"
 
 
-TRANSITIONS: dict[JobState, frozenset[JobState]] = {
-    JobState.QUEUED: frozenset({JobState.RUNNING, JobState.CANCELLED}),
-    JobState.RUNNING: frozenset({JobState.QUEUED, JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED}),
-    JobState.COMPLETED: frozenset({JobState.QUEUED}),
-    JobState.FAILED: frozenset({JobState.QUEUED, JobState.CANCELLED}),
-    JobState.CANCELLED: frozenset({JobState.QUEUED}),
-}
-"""Only the user's `requeue` ends `completed` and `cancelled`. A due retry or a cancel also ends `failed`."""
-
-
 @dataclass(frozen=True)
 class Ending:
     """How an attempt ended. `code` is its exit code, negative for a signal, None if unknown.
@@ -73,7 +65,7 @@ class Ending:
     `why` is one line for the user. `step` is the step of the run's newest checkpoint, None without one.
     """
 
-    kind: EndKind
+    kind: Literal["exit", "not_started", "lost"]
     code: Int32 | None = None
     why: str = ""
     step: Int32 | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpc_grpo.fleet.db import Database, DatabaseAwayError
@@ -63,7 +63,7 @@ def counts_line(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{number:,} {state}" for state, number in counts.items() if number) or "no jobs"
 
 
-def watch(db: Database, console: Console, sleep: Callable[[float], None] = time.sleep) -> None:
+def watch(db: Database, console: Console) -> None:
     """Redraw the fleet on a terminal, in place, until Ctrl+C. Waits while the database is away."""
     from rich.live import Live
 
@@ -73,7 +73,7 @@ def watch(db: Database, console: Console, sleep: Callable[[float], None] = time.
                 live.update(picture(db, console.height), refresh=True)
             except DatabaseAwayError as error:
                 live.update(printable(str(error)), refresh=True)
-            sleep(_REFRESH_S)
+            time.sleep(_REFRESH_S)
 
 
 def picture(db: Database, height: int) -> RenderableType:

@@ -24,7 +24,7 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.agent.program import NodeProcess
 from hpc_grpo.launch.agent.protocol import NodeSpec, Stage
 from hpc_grpo.launch.place.base import Place
-from hpc_grpo.launch.place.container import Container, container_of
+from hpc_grpo.launch.place.container import Container, container_of, node_command
 from hpc_grpo.plan.budgets import published_parameters
 from hpc_grpo.plan.model import read_model
 from hpc_grpo.preflight import network
@@ -65,10 +65,8 @@ class NodeLinks:
         """Start the processes. `limit_s` is the limit for all questions together."""
         self._deadline = time.monotonic() + limit_s
         self._errors = {spec.node: tempfile.TemporaryFile() for spec in specs}  # noqa: SIM115 as long as the processes
-        self._programs = {
-            node: NodeProcess(place, node, "hpc_grpo.preflight.node_program", errors, container)
-            for node, errors in self._errors.items()
-        }
+        program = node_command(container, "hpc_grpo.preflight.node_program")
+        self._programs = {node: NodeProcess(place, node, program, errors) for node, errors in self._errors.items()}
         self._failed: dict[str, Reply] = {}
         for spec in specs:
             self._write(spec.node, spec.to_line())

@@ -36,7 +36,7 @@ class QueueReport:
 
     def age(self, now: float) -> str:
         """Return how old the answer is at `now`, in unix seconds."""
-        if not self.answer.asked:
+        if not self.answer.jobs:
             return "No job to ask about."
         return f"Slurm was asked {duration(now - self.answer.asked_at)} ago."
 
@@ -58,7 +58,7 @@ def ask_about(runs: Sequence[RunRecords]) -> QueueReport:
     jobs_of_runs = [_unfinished_jobs(records) for records in runs]
     job_ids = sorted({job_id for jobs in jobs_of_runs for job_id in jobs})
     answer = queue_answer(job_ids, cache_path(os.environ))
-    return QueueReport(answer, tuple(tuple(filter(None, map(answer.job, jobs))) for jobs in jobs_of_runs))
+    return QueueReport(answer, tuple(tuple(filter(None, map(answer.jobs.get, jobs))) for jobs in jobs_of_runs))
 
 
 def _unfinished_jobs(records: RunRecords) -> list[str]:

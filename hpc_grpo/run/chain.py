@@ -97,16 +97,14 @@ class ChainRecord:
         behind = next((link.job_id for link in reversed(self.links) if link.successor_of == job_id), "")
         return (behind, *self.followers(behind)) if behind else ()
 
-    def begun_behind(self, job_id: str) -> str:
-        """Return the last started job behind a job, "" if none has started."""
-        begun = [link.job_id for link in self.links if link.first_step is not None]
-        return next((follower for follower in reversed(self.followers(job_id)) if follower in begun), "")
-
-    def queued_instead(self, job_id: str, successor_of: str) -> str:
-        """Return the job queued after `successor_of` that the record has instead of `job_id`; "" for none.
+    def replaced_by(self, job_id: str, successor_of: str) -> str:
+        """Return the last started job behind `job_id`, or the job queued after `successor_of` in its place, else "".
 
         On a full disk, a job is missing in the record until the job that queued it ends.
         """
+        begun = [link.job_id for link in self.links if link.first_step is not None]
+        if behind := [follower for follower in self.followers(job_id) if follower in begun]:
+            return behind[-1]
         is_known = not successor_of or self.link(job_id) is not None
         return "" if is_known else next(iter(self.followers(successor_of)), "")
 

@@ -255,9 +255,7 @@ def _parsed(path: Path, parse: Callable[[dict[str, Any]], T]) -> T | None:
             return None
         written = values.pop(_DIGEST, None)  # None: the record is older than digests
         return parse(values) if written is None or written == digest_of(values) else None
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        return None
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
 

@@ -105,11 +105,6 @@ def abandoned_by(run: RunDir, before: EndedJob | None) -> LockOwner | None:
     return owner if is_left else None
 
 
-def remove_abandoned(run: RunDir, owner: LockOwner) -> None:
-    """Remove the leftovers of a killed owner, if no attempt takes over the run."""
-    _retire(run.holder, owner)
-
-
 class RunLock:
     """The lease on a run. A thread renews it from `take` to `release`."""
 
@@ -149,7 +144,7 @@ class RunLock:
                 if not is_before:
                     raise _held(run, other)
                 survivor = other
-            _retire(run.holder, other)
+            retire(run.holder, other)
         lock = RunLock(run, mine)
         if survivor is not None:
             say(f"Job {survivor.job_id} is over, but lives on {survivor.host}. Waiting {_YIELD_S:.0f} s for its end.")
@@ -215,7 +210,7 @@ def _linked(source: Path, path: Path) -> bool:
     return True
 
 
-def _retire(path: Path, judged: LockOwner | None) -> None:
+def retire(path: Path, judged: LockOwner | None) -> None:
     """Move away the file of an owner declared dead. Move it back if a new owner has just written it."""
     aside = path.with_name(f".{path.name}.dead.{socket.gethostname()}.{os.getpid()}.{pid_namespace()}")
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from types import FrameType
 
 END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
@@ -41,7 +41,7 @@ def outliving_the_warning() -> Iterator[None]:
         signal.signal(signal.SIGUSR1, old)
 
 
-class Signals(AbstractContextManager["Signals"]):
+class Signals:
     """Collects signals for the loop, and restores the old handlers at its exit."""
 
     def __init__(self) -> None:

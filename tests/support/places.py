@@ -13,8 +13,8 @@ from hpc_grpo.launch.place.job_queue import JobEnd, JobQueue, JobRequest
 
 
 def allocation(*nodes: str, job_id: str = "17", ends_at: float | None = None) -> Allocation:
-    """Nodes of four CPUs each; this process is on the first."""
-    return Allocation(job_id, nodes, (4,) * len(nodes), nodes[0], ends_at)
+    """Nodes, of which this process is on the first."""
+    return Allocation(job_id, nodes, nodes[0], ends_at)
 
 
 @dataclass
@@ -125,7 +125,7 @@ class FakePlace(Place):
         return self.nodes
 
     def node_resources(self) -> NodeResources:
-        return NodeResources(self.nodes.num_cpus[0], 0)
+        return NodeResources(4, 0)
 
     def start_command(self, node: str, command: Sequence[str]) -> list[str]:
         assert node in self.nodes.nodes

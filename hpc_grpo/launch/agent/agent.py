@@ -95,7 +95,7 @@ class NodeAgent:
         self._spec, self._copies = make_copies(self._spec, os.environ, self._goes_on)
         while self._spec.head_address is None and self._goes_on():
             self._spec = replace(self._spec, head_address=self._lease.head_address or None)
-        if self._lease.ended_by or self._is_ended:
+        if self._lease.is_over or self._is_ended:
             return ""
         for tries in range(_MAX_RAY_STARTS):
             ray, ended = self._start_ray(skip_ports=tries)
@@ -106,7 +106,7 @@ class NodeAgent:
                         return f"{why}; see {self._log_dir}."
                     reap_adopted(keep=[ray.process.pid])
                 return ""
-            if self._is_ended or self._lease.ended_by:
+            if self._is_ended or self._lease.is_over:
                 return ""
             # Another process may take a port between the test and the start. Retry with other ports.
             say(f"ray start ended with {ended}, try {tries + 1} of {_MAX_RAY_STARTS}", sys.stderr)
@@ -126,7 +126,7 @@ class NodeAgent:
         temp_dir = own_dir / ray_command.TEMP_DIR_NAME
         self._ray = ray = RayProcess(
             ray_command.start_command(spec, ip, ports, temp_dir, resources),
-            ray_command.ray_environment(os.environ, spec, ip, interface, str(shm_dir)),
+            ray_command.ray_environment(os.environ, spec, ip, interface),
             own_dir / ray_command.RAY_LOG_NAME,
             inside_of(spec, "ray", shm_dir),
         )
@@ -225,7 +225,7 @@ class NodeAgent:
         for copy in self._copies:
             with not_worth_the_run(f"{copy.path} was not removed", sys.stderr):
                 copy.leave()
-        if self._spec.container and (self._lease.ended_by or self._is_urgent):
+        if self._spec.container and (self._lease.is_over or self._is_urgent):
             # A dead supervisor may have left the driver's container, and its folder in shared memory.
             self._spec.container.end(labels_of(self._spec.tag))
             sweep(SHM)

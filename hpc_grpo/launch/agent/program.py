@@ -17,8 +17,7 @@ import psutil
 from hpc_grpo.launch.agent.protocol import NodeSpec
 from hpc_grpo.launch.agent.ray_command import STARTED_LINE
 from hpc_grpo.launch.place.base import Place
-from hpc_grpo.launch.place.container import Container, exit_code, labels_of, node_command
-from hpc_grpo.run.source import command_anywhere
+from hpc_grpo.launch.place.container import Container, exit_code, labels_of
 from hpc_grpo.system.process_tree import descendants, end_processes, session_members, signal_all
 from hpc_grpo.system.processes import die_with_parent, start_time
 from hpc_grpo.system.say import say
@@ -187,18 +186,8 @@ class NodeProcess(LineReader):
     The module is the node agent or the program of `doctor`. `process` is the place's connection or start command.
     """
 
-    def __init__(
-        self,
-        place: Place,
-        node: str,
-        module: str,
-        stderr: IO[bytes],
-        container: Container | None = None,
-        *,
-        may_miss_copy: bool = False,
-    ) -> None:
-        """Start the module. With `may_miss_copy`, the node may not see the run's copy of this package."""
-        program = command_anywhere("-m", module) if may_miss_copy else node_command(container, module)
+    def __init__(self, place: Place, node: str, program: Sequence[str], stderr: IO[bytes]) -> None:
+        """Start the module by the command `program`."""
         self.process = place.connection(node, program, stderr) or subprocess.Popen(
             place.start_command(node, program),
             stdin=subprocess.PIPE,

@@ -170,16 +170,13 @@ def report_from_line(line: bytes) -> NodeReport | None:
 
 
 class Lease:
-    """The agent's end of the pipe. `ended_by` is why the lease ended, "" before.
-
-    `head_address` is "" until the supervisor sends the address.
-    """
+    """The agent's end of the pipe. `head_address` is "" until the supervisor sends the address."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._heard = time.monotonic()
         self._buffer = b""
-        self.ended_by = ""
+        self.is_over = False
         self.head_address = ""
 
     def wait_for_spec(self) -> NodeSpec | None:
@@ -204,13 +201,9 @@ class Lease:
         if before - self._heard > lease_s:
             # Read once more before giving up: after a suspension of the node, heartbeats wait in the pipe.
             wait_s = max(wait_s, 2.0)
-        if select.select([self._descriptor], [], [], wait_s)[0] and not self._read():
-            self.ended_by = "the supervisor closed the connection"
-            return False
-        if before - self._heard > lease_s:
-            self.ended_by = f"no heartbeat of the supervisor for {lease_s:.0f} s"
-            return False
-        return True
+        is_closed = bool(select.select([self._descriptor], [], [], wait_s)[0]) and not self._read()
+        self.is_over = self.is_over or is_closed or before - self._heard > lease_s
+        return not self.is_over
 
     def take_orders(self) -> list[Order]:
         """Return the orders since the last call. Also reads the head's address."""

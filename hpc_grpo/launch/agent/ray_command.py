@@ -52,9 +52,7 @@ _HIGHEST_PORT = 65535
 _NUM_FIXED_PORTS = 7
 
 
-def ray_environment(
-    environ: Mapping[str, str], spec: NodeSpec, ip: str, interface: str, shm_dir: str
-) -> dict[str, str]:
+def ray_environment(environ: Mapping[str, str], spec: NodeSpec, ip: str, interface: str) -> dict[str, str]:
     """Return the variables of Ray, actors and (on the head) the driver. Raises ConfigError like `check_resolved`."""
     check_resolved(spec.env, environ)
     # The other nodes' addresses are not known yet. Use their names, and the network for calls by address.
@@ -62,7 +60,8 @@ def ray_environment(
     kept = filtered(environ, spec.pass_env, spec.env, filter(None, nodes))
     kept.setdefault("OMP_NUM_THREADS", "1")  # Ray copies it to actors; many processes share a node
     kept |= {name: value for name, (value, _reason) in RAY_SETTINGS.items()}
-    kept |= {"RAY_AUTH_TOKEN_PATH": spec.token_path, "VLLM_HOST_IP": ip, SHM_DIR_VARIABLE: shm_dir}
+    kept |= {"RAY_AUTH_TOKEN_PATH": spec.token_path, "VLLM_HOST_IP": ip}
+    kept[SHM_DIR_VARIABLE] = str(shm_dir_path(spec.tag))
     kept |= collective_interfaces(interface, kept)
     if environ.get("DEBUG_RAY") == "1":
         kept["RAY_DEBUG"] = "legacy"  # an actor's breakpoint waits for `ray debug` on loopback

@@ -141,11 +141,7 @@ class ChainLink:
         own, record = self._job, read_chain(self._run)
         current = [link.job_id for link in record.since_the_user()]
         is_old = own.successor_of != "" and bool(current) and not {own.job_id, own.successor_of} & set(current)
-        return is_old or self._replaced_by(record) != ""
-
-    def _replaced_by(self, record: ChainRecord) -> str:
-        own = self._job
-        return record.begun_behind(own.job_id) or record.queued_instead(own.job_id, own.successor_of)
+        return is_old or record.replaced_by(own.job_id, own.successor_of) != ""
 
     def _queue_two(self, queue: JobQueue) -> None:
         """Queue jobs until two wait behind this one, as far as the limits allow, and record them.
@@ -215,7 +211,7 @@ class ChainLink:
                 node_hours=decide.node_hours_used(read_attempts(self._run), time.time()),
                 max_node_hours=launch.slurm.max_node_hours,
                 user_knows=own.successor_of != "" and record.ended != "",
-                replaced_by=self._replaced_by(record),
+                replaced_by=record.replaced_by(own.job_id, own.successor_of),
             )
         )
         self._news = decision.news

@@ -19,13 +19,12 @@ from hpc_grpo.run.paths import RunDir
 class Allocation:
     """The nodes of one attempt. `nodes[0]` is the head, where supervisor and driver run.
 
-    `num_cpus[i]` belongs to `nodes[i]`. `this_node` is None if this process runs on none of them, for example in
-    salloc's shell on the login node. `ends_at` is in unix seconds; None: no known limit.
+    `this_node` is None if this process runs on none of them, for example in salloc's shell on the login node. `ends_at`
+    is in unix seconds; None: no known limit.
     """
 
     job_id: str
     nodes: tuple[str, ...]
-    num_cpus: tuple[int, ...]
     this_node: str | None
     ends_at: float | None = None
 
@@ -35,8 +34,7 @@ class Allocation:
 
     def only(self, names: Sequence[str]) -> Allocation:
         """Return the allocation with only the nodes in `names`."""
-        kept = [pair for pair in zip(self.nodes, self.num_cpus, strict=True) if pair[0] in names]
-        return replace(self, nodes=tuple(node for node, _ in kept), num_cpus=tuple(cpus for _, cpus in kept))
+        return replace(self, nodes=tuple(node for node in self.nodes if node in names))
 
 
 @dataclass(frozen=True)

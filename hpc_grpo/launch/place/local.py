@@ -40,7 +40,7 @@ class LocalPlace(Place):
 
     def allocation(self) -> Allocation:
         name = socket.gethostname()
-        return Allocation(f"local{os.getpid()}", (name,), (len(os.sched_getaffinity(0)),), name)
+        return Allocation(f"local{os.getpid()}", (name,), name)
 
     def node_resources(self) -> NodeResources:
         has_list = "CUDA_VISIBLE_DEVICES" in self._environ

@@ -20,6 +20,7 @@ from hpc_grpo.launch.agent.protocol import ALIVE, NodeReport, NodeSpec, report_f
 from hpc_grpo.launch.place.base import AGENT_ENDED, Place
 from hpc_grpo.launch.supervisor.transitions import Loss
 from hpc_grpo.run.files import when_there_is_space
+from hpc_grpo.run.source import command_anywhere, own_command
 from hpc_grpo.system.waking_clock import WakingClock
 
 HEARTBEAT_S = 5.0
@@ -35,6 +36,8 @@ class AgentLink(NodeProcess):
 
     def __init__(self, place: Place, node: str, log_dir: Path, *, has_own_disk: bool = False) -> None:
         """Start the agent; it does nothing until `send_spec`. `log_dir` is the node's in the attempt's folder."""
+        words = ("-m", "hpc_grpo.launch.agent.agent")  # a node with its own disk may not see the run's copy of it
+        program = command_anywhere(*words) if has_own_disk else own_command(*words, flags=["-E"])
         self.node = node
         self.up: NodeReport | None = None
         self.late: list[str] = []
@@ -51,7 +54,7 @@ class AgentLink(NodeProcess):
         self._log = log_dir / "agent.log"
         when_there_is_space(lambda: log_dir.mkdir(parents=True, exist_ok=True), f"the log of node {node}")
         with when_there_is_space(lambda: self._log.open("ab"), f"the log of node {node}") as log:
-            super().__init__(place, node, "hpc_grpo.launch.agent.agent", stderr=log, may_miss_copy=has_own_disk)
+            super().__init__(place, node, program, log)
         os.set_blocking(self.stdin.fileno(), False)
 
     def send_spec(self, spec: NodeSpec) -> None:

@@ -33,7 +33,7 @@ from hpc_grpo.launch.supervisor.supervisor import Supervisor
 from hpc_grpo.launch.supervisor.transitions import end_by_error
 from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.frozen_config import read_config
-from hpc_grpo.run.lock import LockOwner, RunLock, abandoned_by, remove_abandoned
+from hpc_grpo.run.lock import LockOwner, RunLock, abandoned_by, retire
 from hpc_grpo.run.paths import RunDir, tokenized_data
 from hpc_grpo.run.source import entry, own_command
 from hpc_grpo.system.commands import run_in_foreground
@@ -131,7 +131,7 @@ def _end_of_chain(run: RunDir, link: ChainLink) -> int | None:
     if owner := abandoned_by(run, link.before):
         close_record(run, owner)
         if not decision.goes_on:
-            remove_abandoned(run, owner)
+            retire(run.holder, owner)
     link.tell()
     if decision.goes_on:
         return None

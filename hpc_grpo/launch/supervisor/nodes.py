@@ -172,7 +172,7 @@ class Nodes:
         """Return the driver's environment: that of actors on the head node, where this process runs."""
         spec = self._setup.node_spec(self.names[0], "")
         interface, ip = node_address(spec)
-        return ray_environment(os.environ, spec, ip, interface, str(shm_dir_path(spec.tag)))
+        return ray_environment(os.environ, spec, ip, interface)
 
     def inside(self, program: str, suffix: str = "") -> Inside | None:
         """Return the container of a program on the head node, with its folder in shared memory. None: no container."""

@@ -17,7 +17,7 @@ from hpc_grpo.fleet.claims import (
     claim,
     confirm,
     end_attempt,
-    give_back,
+    end_attempts,
     mark_started,
     queue_again,
 )
@@ -258,7 +258,7 @@ def test_whatever_happens_gpus_and_attempts_and_jobs_agree(
         elif name == "old":
             end(db, AttemptKey(job_id, newest.attempt - 1), Ending("exit", 0))
         elif name == "back":
-            give_back(db, [newest], "not reached", SETTINGS)
+            end_attempts(db, [newest], Ending("not_started", why="not reached"), SETTINGS)
         elif name == "cancel":
             cancel(db, job_id)
         elif name == "again":

@@ -184,7 +184,7 @@ def test_the_report_agrees_with_what_ray_gets(stage: Stage, kept: dict[str, Any]
     launch = LaunchConfig(pass_env=LAUNCH.pass_env, env=LAUNCH.env, **kept)
     node = ("n", "t", "", "/token", "/log", "/w", None, True, None, 1.0, launch.env, launch.pass_env)
     spec = NodeSpec(*node, templates_of="/run", stage=stage)
-    real = ray_environment(environ, spec, "10.0.0.1", "hsn0", "/dev/shm/x")
+    real = ray_environment(environ, spec, "10.0.0.1", "hsn0")
     listed = report(environ, launch)
     assert {name for name, variable in listed.items() if variable.outcome != "dropped"} == set(real)
     assert set(listed) == {*environ, *real}

@@ -23,11 +23,10 @@ from hpc_grpo.run.lock import (
     EndedJob,
     LockOwner,
     RunLock,
-    _retire,
     abandoned_by,
     read_lock_owner,
     refuse_if_held,
-    remove_abandoned,
+    retire,
 )
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.processes import start_time
@@ -147,7 +146,7 @@ def test_what_a_killed_job_left_is_removed_where_nobody_goes_on(tmp_path: Path, 
     left = abandoned_by(run, EndedJob(before, is_gone=True))
     assert left == (read_lock_owner(run) if is_left else None)
     if left is not None:
-        remove_abandoned(run, left)
+        retire(run.holder, left)
         assert read_lock_owner(run) is None
 
 
@@ -223,7 +222,7 @@ def test_a_fresh_owner_is_not_moved_away_for_a_dead_one(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     fresh = owner("nid008", 2, 2)
     write_json_atomic(run.holder, asdict(fresh))
-    _retire(run.holder, owner("nid007", 1, 1))
+    retire(run.holder, owner("nid007", 1, 1))
     assert read_lock_owner(run) == fresh
     assert [path.name for path in tmp_path.iterdir()] == ["holder.json"]
 

@@ -137,7 +137,6 @@ class Hello:
 
     name: str
     identity: str
-    num_cpus: int
     version: str
     interface: str | None = None
 

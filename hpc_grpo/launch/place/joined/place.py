@@ -63,7 +63,6 @@ class JoinedPlace(Place):
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
-        self._here = LocalPlace(environ)
         self._head = node_name(environ)
         self._gate: Gate | None = None
         self._allocation: Allocation | None = None
@@ -82,16 +81,15 @@ class JoinedPlace(Place):
         STOP file.
         """
         if self._allocation is None:
-            num_cpus = self._here.node_resources().num_cpus
             wait_s = max(_FIRST_WAIT_S, _FIRST_WAIT * self._launch.rejoin_s)
-            head = Allocation(f"joined{os.getpid()}", (self._head,), (num_cpus,), self._head)
             with Signals() as signals:
                 goes_on = lambda: not (signals.pending or self._run.stop_marker.exists())  # noqa: E731
-                self._allocation = self._wait_for_workers(head, self._known_names(), wait_s, goes_on)
+                nodes = self._wait_for_workers(self._known_names(), wait_s, goes_on)
+            self._allocation = Allocation(f"joined{os.getpid()}", nodes, self._head)
         return self._allocation
 
     def node_resources(self) -> NodeResources:
-        return self._here.node_resources()
+        return LocalPlace(self._environ).node_resources()
 
     def start_command(self, node: str, command: Sequence[str]) -> list[str]:
         assert node == self._head, f"{node} is reached by its connection"
@@ -121,8 +119,7 @@ class JoinedPlace(Place):
 
     def remaining(self, before: Allocation, answering: Sequence[str], goes_on: Callable[[], bool]) -> Allocation:
         wait_s = max(self._launch.rejoin_s, _REDIAL_S)
-        head = before.only([self._head])
-        self._allocation = self._wait_for_workers(head, before.nodes[1:], wait_s, goes_on)
+        self._allocation = replace(before, nodes=self._wait_for_workers(before.nodes[1:], wait_s, goes_on))
         return self._allocation
 
     def close(self, end: End) -> None:
@@ -149,9 +146,7 @@ class JoinedPlace(Place):
         records = [record for record in read_attempts(self._run) if record.source == self.name]
         return records[-1].nodes[1:] if records else ()
 
-    def _wait_for_workers(
-        self, head: Allocation, known: Sequence[str], wait_s: float, goes_on: Callable[[], bool]
-    ) -> Allocation:
+    def _wait_for_workers(self, known: Sequence[str], wait_s: float, goes_on: Callable[[], bool]) -> tuple[str, ...]:
         """Wait until all workers have joined, or time is up. Return the head and the joined nodes.
 
         Raises NodesUnavailableError if too few nodes joined, EndAskedError if `goes_on()` is False.
@@ -181,8 +176,7 @@ class JoinedPlace(Place):
         if (address := gate.own_address()) is not None:
             self._interfaces[self._head] = interface_of(address)
         say(f"{counted(1 + len(names), 'node')} here: {', '.join([self._head, *names])}.")
-        cpus = (head.num_cpus[0], *(here[name].num_cpus for name in names))
-        return replace(head, nodes=(self._head, *names), num_cpus=cpus)
+        return (self._head, *names)
 
 
 def _missing(here: Sequence[str], known: Sequence[str]) -> list[str]:

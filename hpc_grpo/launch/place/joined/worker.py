@@ -63,8 +63,7 @@ class Worker:
     is_over: Callable[[], bool]
     name: str = field(default_factory=node_name)
     _told: str = ""
-    _connection: socket.socket | None = None
-    _is_serving: bool = False
+    _connection: socket.socket | None = None  # the running agent's
     _said: str = ""
     _said_at: float = 0.0
 
@@ -117,9 +116,8 @@ class Worker:
             prove_to_head(connection, token)
             notice_cuts(connection)
             identity = f"{boot_id()}/{pid_namespace()}/{self.name}"
-            num_cpus = len(os.sched_getaffinity(0))
             interface = interface_of(connection.getsockname()[0])
-            connection.sendall(Hello(self.name, identity, num_cpus, __version__, interface).to_line())
+            connection.sendall(Hello(self.name, identity, __version__, interface).to_line())
         except (OSError, EOFError) as error:
             connection.close()
             self._progress(f"The head at {self.head}:{self.port} closed the connection ({error}).")
@@ -133,7 +131,6 @@ class Worker:
 
     def _serve_connection(self, connection: socket.socket) -> int | None:
         """Follow the head's orders on one connection. Return the exit code, None to dial again."""
-        self._connection = connection
         try:
             order = read_order(connection)
             if order is None:
@@ -146,7 +143,6 @@ class Worker:
                 say("The agent on this node has ended; dialing the head again.")
             return None
         finally:
-            self._connection = None
             connection.close()
             if self._told:
                 raise _ToldError
@@ -158,7 +154,7 @@ class Worker:
         copy = [str(self.run.source_dir)] if (self.run.source_dir / SUMS).is_file() else []
         kept = {name: value for name, value in os.environ.items() if name not in (TOKEN_VARIABLE, HEAD_VARIABLE)}
         command = [sys.executable, "-E", *copy, *words]
-        self._is_serving = True
+        self._connection = connection
         try:
             # In its own session: Ctrl+C reaches only this process, which lets the agent tear down in order.
             agent = subprocess.Popen(
@@ -168,16 +164,16 @@ class Worker:
                 self._leave(connection)
             agent.wait()
         finally:
-            self._is_serving = False
+            self._connection = None
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         """End this worker. A running agent tears down first; a second signal does not wait for it."""
         is_second, self._told = bool(self._told), signal.Signals(number).name
-        if not self._is_serving:
+        if self._connection is None:
             raise _ToldError
         if is_second:
             end_processes(lambda: descendants(os.getpid()), 0.0)
-        elif self._connection is not None:
+        else:
             self._leave(self._connection)
 
     def _leave(self, connection: socket.socket) -> None:

@@ -57,23 +57,19 @@ class SlurmPlace(Place):
         return job.fields
 
     @cached_property
-    def _allocation(self) -> Allocation:
-        shown = self._shown
-        nodes = tuple(text.hostnames(shown["NodeList"]))
+    def _num_cpus(self) -> Mapping[str, int]:
+        """The job's nodes, with its CPUs on each."""
+        nodes = text.hostnames(self._shown["NodeList"])
         # A step of srun --pty lacks the variable.
-        evenly = str(max(1, int(shown.get("NumCPUs", "0")) // len(nodes)))
+        evenly = str(max(1, int(self._shown.get("NumCPUs", "0")) // len(nodes)))
         cpus = text.counts_per_node(self._environ.get("SLURM_JOB_CPUS_PER_NODE") or evenly, len(nodes))
-        gpus_of_a_step(shown, len(nodes))  # raises now, not when the first step starts
-        return Allocation(
-            job_id=self.job_id,
-            nodes=nodes,
-            num_cpus=cpus,
-            this_node=self._this_node if self._this_node in nodes else None,
-            ends_at=text.unix_time(shown.get("EndTime", "")),
-        )
+        return dict(zip(nodes, cpus, strict=True))
 
     def allocation(self) -> Allocation:
-        return self._allocation
+        nodes = tuple(self._num_cpus)
+        gpus_of_a_step(self._shown, len(nodes))  # raises now, not when the first step starts
+        this_node = self._this_node if self._this_node in nodes else None
+        return Allocation(self.job_id, nodes, this_node, text.unix_time(self._shown.get("EndTime", "")))
 
     def node_resources(self) -> NodeResources:
         cpus = int(self._environ.get("SLURM_CPUS_ON_NODE") or len(os.sched_getaffinity(0)))
@@ -97,12 +93,11 @@ class SlurmPlace(Place):
         return int(shown.get("CPUEfctv") or shown.get("CPUTot") or psutil.cpu_count(logical=False) or 0)
 
     def start_command(self, node: str, command: Sequence[str]) -> list[str]:
-        nodes = self._allocation.nodes
-        num_cpus = self._allocation.num_cpus[nodes.index(node)]
-        return step_command(node, num_cpus, gpus_of_a_step(self._shown, len(nodes)), command)
+        gpus = gpus_of_a_step(self._shown, len(self._num_cpus))
+        return step_command(node, self._num_cpus[node], gpus, command)
 
     def start_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        return step_environment(environ)
+        return {name: value for name, value in environ.items() if not is_named(name, _STEP_LEAKS)}
 
     def is_node_failure(self, said: str) -> bool:
         return "node failure" in said.lower()
@@ -171,11 +166,6 @@ _STEP_LEAKS: dict[str, str] = {
 
 A name that ends in `*` is a prefix. srun's command line overrides only a variable of the same option.
 """
-
-
-def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for srun, without variables that would change the step."""
-    return {name: value for name, value in environ.items() if not is_named(name, _STEP_LEAKS)}
 
 
 def allocation_command(launch: LaunchConfig) -> list[str]:

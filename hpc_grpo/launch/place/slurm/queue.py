@@ -20,7 +20,7 @@ _LOCK_S = 120.0
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """A job that waits or runs. `state` is Slurm's; `starts_at` its actual or expected start in unix seconds."""
+    """A job. `state` is Slurm's, or "GONE"; `starts_at` its actual or expected start in unix seconds."""
 
     job_id: str
     state: str
@@ -34,28 +34,21 @@ class QueuedJob:
 
 @dataclass(frozen=True)
 class QueueAnswer:
-    """Slurm's answer at `asked_at` (unix seconds) about the jobs `asked`. `jobs` lacks jobs that Slurm has forgotten.
+    """Slurm's answer at `asked_at` (unix seconds) about all jobs of a query. "GONE" is a job that Slurm has forgotten.
 
     `error` is Slurm's message if the query failed, "" otherwise.
     """
 
     asked_at: float
-    asked: tuple[str, ...] = ()
     jobs: Mapping[str, QueuedJob] = field(default_factory=dict)
     error: str = ""
-
-    def job(self, job_id: str) -> QueuedJob | None:
-        """Return the known data of a job; "GONE" if Slurm has forgotten it; None if it was not queried."""
-        if job_id not in self.asked:
-            return None
-        return self.jobs.get(job_id, QueuedJob(job_id, "GONE"))
 
 
 def queue_answer(job_ids: Sequence[str], cache: Path) -> QueueAnswer:
     """Query Slurm about jobs, or return its last answer from `cache` if that is less than a minute old.
 
-    The cached answer may be about other jobs (`QueueAnswer.job`). Makes no query without jobs. Raises LaunchError if
-    Slurm does not answer, or did not answer in the last minute.
+    The cached answer may be about other jobs. Makes no query without jobs. Raises LaunchError if Slurm does not answer,
+    or did not answer in the last minute.
     """
     if not job_ids:
         return QueueAnswer(time.time())
@@ -95,11 +88,11 @@ def _query(job_ids: Sequence[str]) -> QueueAnswer:
         if "Invalid job id" not in str(error):
             return QueueAnswer(now, error=str(error))
         printed = ""
-    jobs = {}
+    jobs = {job_id: QueuedJob(job_id, "GONE") for job_id in job_ids}
     for line in (each for each in printed.splitlines() if each.count("|") > 2):  # a site's wrapper may print others
         job_id, state, start, reason = line.strip().split("|", 3)
         jobs[job_id] = QueuedJob(job_id, state, "" if reason == "None" else reason, unix_time(start))
-    return QueueAnswer(now, tuple(job_ids), jobs)
+    return QueueAnswer(now, jobs)
 
 
 def _read(cache: Path) -> QueueAnswer | None:

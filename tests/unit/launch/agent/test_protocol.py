@@ -55,7 +55,7 @@ def test_the_lease_ends_with_stdin() -> None:
     assert lease.check(60.0, 0.0)
     os.close(writer)
     assert not lease.check(60.0, 0.0)
-    assert lease.ended_by == "the supervisor closed the connection"
+    assert lease.is_over
     os.close(reader)
 
 
@@ -67,7 +67,7 @@ def test_the_lease_ends_without_heartbeats_but_not_after_a_suspension() -> None:
     assert lease.check(0.01, 0.0)
     time.sleep(0.05)
     assert not lease.check(0.01, 0.0)
-    assert "no heartbeat" in lease.ended_by
+    assert lease.is_over
     os.close(reader)
     os.close(writer)
 

@@ -54,7 +54,7 @@ def test_every_port_is_pinned_and_resources_are_the_allocations() -> None:
 @pytest.mark.parametrize(("asked", "debugger"), [("1", "legacy"), ("0", None), (None, None)])
 def test_debug_ray_switches_the_older_debugger_on(asked: str | None, debugger: str | None) -> None:
     environ = {} if asked is None else {"DEBUG_RAY": asked}
-    assert ray_environment(environ, spec(), "10.0.0.1", "lo", "/dev/shm/hg-x").get("RAY_DEBUG") == debugger
+    assert ray_environment(environ, spec(), "10.0.0.1", "lo").get("RAY_DEBUG") == debugger
 
 
 def test_a_worker_joins_the_head_and_starts_no_head_services() -> None:
@@ -85,7 +85,7 @@ def test_templates_are_started_beside_ray_which_starts_such_actors_by_their_clie
     learner, engine = sorted((json.loads(option) for option in options), key=lambda told: -len(told["words"][1]))
     assert engine["words"] == ["/dev/shm/hg-17-1-0/engine.socket", "engine", "/runs/r"]
     assert learner["log"] == "/tmp/hg/learner_template.log"
-    client = ray_environment({}, node, "10.0.0.1", "lo", "/dev/shm/hg-17-1-0")["HPC_GRPO_ENGINE_PYTHON"]
+    client = ray_environment({}, node, "10.0.0.1", "lo")["HPC_GRPO_ENGINE_PYTHON"]
     assert client.startswith(f"{sys.executable} -I -S ")
     assert client.endswith("template/client.py /dev/shm/hg-17-1-0/engine.socket")
 
@@ -95,23 +95,23 @@ def test_ray_and_its_actors_run_the_python_of_the_nodes_copy(tmp_path: Path) -> 
     python = str(staged(stage, Path("/tmp"))["environment"] / "bin" / "python")
     node = spec(stage=stage)
     assert command(node)[0] == python
-    assert ray_environment({}, node, "10.0.0.1", "lo", "/s")["HPC_GRPO_LEARNER_PYTHON"] == python
+    assert ray_environment({}, node, "10.0.0.1", "lo")["HPC_GRPO_LEARNER_PYTHON"] == python
     node = spec(stage=stage, templates_of="/runs/r")
     [template, _] = [json.loads(word.partition("=")[2]) for word in command(node) if word.startswith("--template=")]
     assert template["program"][0] == python
-    assert ray_environment({}, node, "10.0.0.1", "lo", "/s")["HPC_GRPO_LEARNER_PYTHON"].startswith(f"{python} -I -S ")
+    assert ray_environment({}, node, "10.0.0.1", "lo")["HPC_GRPO_LEARNER_PYTHON"].startswith(f"{python} -I -S ")
 
 
 def test_copies_of_another_run_are_not_taken_over() -> None:
     environ = {"HPC_GRPO_WEIGHTS_DIR": "/tmp/hg-another", "HPC_GRPO_COMPILED_DIR": "/tmp/hg-another"}
-    env = ray_environment(environ, spec(), "10.0.0.1", "lo", "/s")
+    env = ray_environment(environ, spec(), "10.0.0.1", "lo")
     assert not [name for name in environ if name in env]
 
 
 def test_in_a_container_there_are_no_templates() -> None:
     node = spec(templates_of="/runs/r", container=Container("i", "docker", "python3"))
     assert not [word for word in command(node) if word.startswith("--template=")]
-    assert "HPC_GRPO_ENGINE_PYTHON" not in ray_environment({}, node, "10.0.0.1", "lo", "/dev/shm/hg")
+    assert "HPC_GRPO_ENGINE_PYTHON" not in ray_environment({}, node, "10.0.0.1", "lo")
 
 
 def test_no_secret_is_in_the_command() -> None:
@@ -121,7 +121,7 @@ def test_no_secret_is_in_the_command() -> None:
 def test_the_environment_authenticates_and_binds_to_this_node() -> None:
     environ = {"PATH": "/bin", "RAY_ADDRESS": "elsewhere", "SLURM_JOB_ID": "17"}
     node = spec(contract_env={"HPC_GRPO_ATTEMPT": "1"})
-    env = ray_environment(environ, node, "10.0.0.1", "hsn0", "/dev/shm/hg-17-1-0")
+    env = ray_environment(environ, node, "10.0.0.1", "hsn0")
     assert env["RAY_AUTH_MODE"] == "token"
     assert env["RAY_AUTH_TOKEN_PATH"] == "/run/token"
     assert env["OMP_NUM_THREADS"] == "1"
@@ -133,7 +133,7 @@ def test_the_environment_authenticates_and_binds_to_this_node() -> None:
 
 def test_nccl_starts_on_the_interface_of_the_run_unless_the_user_says_otherwise() -> None:
     def name(environ: dict[str, str], env: dict[str, str]) -> str:
-        return ray_environment(environ, spec(env=env), "10.0.0.1", "hsn0", "/s")["NCCL_SOCKET_IFNAME"]
+        return ray_environment(environ, spec(env=env), "10.0.0.1", "hsn0")["NCCL_SOCKET_IFNAME"]
 
     assert name({}, {}) == "=hsn0"
     assert name({"NCCL_SOCKET_IFNAME": "ib"}, {}) == "ib"
@@ -147,7 +147,7 @@ def test_a_proxy_that_gets_through_spares_every_node_on_every_node() -> None:
     environ = {"http_proxy": "http://proxy:3128", "no_proxy": ".site"}
     for index, head_address in enumerate(["", "10.0.0.1:6379", "10.0.0.1:6379"]):
         ip = f"10.0.0.{index + 1}"
-        env = ray_environment(environ, setup.node_spec(nodes[index], head_address), ip, "lo", "/s")
+        env = ray_environment(environ, setup.node_spec(nodes[index], head_address), ip, "lo")
         direct = env["no_proxy"].split(",")
         assert {".site", "localhost", "127.0.0.1", "10.0.0.1", ip, *nodes} <= set(direct)
         assert "127.0.0.0/8" in direct, "the network of the interface"
@@ -156,7 +156,7 @@ def test_a_proxy_that_gets_through_spares_every_node_on_every_node() -> None:
 
 
 def test_the_users_thread_count_wins() -> None:
-    assert ray_environment({"OMP_NUM_THREADS": "4"}, spec(), "ip", "lo", "/s")["OMP_NUM_THREADS"] == "4"
+    assert ray_environment({"OMP_NUM_THREADS": "4"}, spec(), "ip", "lo")["OMP_NUM_THREADS"] == "4"
 
 
 @pytest.mark.parametrize(
@@ -165,11 +165,11 @@ def test_the_users_thread_count_wins() -> None:
 def test_a_variable_that_the_node_does_not_have_is_an_error_there(value: str, expanded: str) -> None:
     node = spec(env={"HF_HOME": "$HOME/hf", "TRITON_CACHE_DIR": value})
     environ = {"HOME": "/h", "LOCALDIR": "/local/7"}
-    env = ray_environment(environ, node, "ip", "lo", "/s")
+    env = ray_environment(environ, node, "ip", "lo")
     assert (env["HF_HOME"], env["TRITON_CACHE_DIR"]) == ("/h/hf", expanded)
     del environ["LOCALDIR"]
     with pytest.raises(ConfigError, match=r"launch\.env\.TRITON_CACHE_DIR = .*: LOCALDIR is not set on .*setup_lines"):
-        ray_environment(environ, node, "ip", "lo", "/s")
+        ray_environment(environ, node, "ip", "lo")
 
 
 def test_the_temp_dir_is_node_local_and_short() -> None:

@@ -54,11 +54,10 @@ def test_as_many_nodes_as_hosts() -> None:
         LaunchConfig(hosts=HOSTS, num_nodes=3)
 
 
-def test_this_machine_is_the_head_and_the_others_tell_their_cpus(ssh: Path) -> None:
+def test_this_machine_is_the_head_and_the_others_are_reached(ssh: Path) -> None:
     found = place(hosts=HOSTS[::-1]).allocation()
     assert found.nodes == ("127.0.0.1", "node2.example")
     assert found.this_node == found.head
-    assert found.num_cpus[1] > 0
     assert "-oBatchMode=yes -oStrictHostKeyChecking=yes" in ssh.read_text()
     assert "-p 2222 -- ann@node2.example " in ssh.read_text()
 

@@ -40,7 +40,7 @@ def dial(gate: Gate, address: str = "127.0.0.1") -> socket.socket:
 def join(gate: Gate, name: str, identity: str = "", version: str = "1.0") -> socket.socket:
     connection = dial(gate)
     prove_to_head(connection, TOKEN)
-    connection.sendall(Hello(name, identity or name, 4, version).to_line())
+    connection.sendall(Hello(name, identity or name, version).to_line())
     return connection
 
 
@@ -129,7 +129,7 @@ def test_strangers_at_other_addresses_leave_a_worker_its_place(gate: Gate) -> No
     said, expected = answer(TOKEN, MAGIC, challenge[len(MAGIC) :])
     worker.sendall(said)
     assert read_exactly(worker, 32) == expected
-    worker.sendall(Hello("pod2", "pod2", 4, "1.0").to_line())
+    worker.sendall(Hello("pod2", "pod2", "1.0").to_line())
     wait_for(lambda: "pod2" in gate.waiting())
     for stranger in strangers:
         stranger.close()
@@ -180,11 +180,10 @@ def test_a_gate_without_a_place_for_a_worker_is_no_refusal(gate: Gate) -> None:
 @pytest.mark.parametrize(
     "hello",
     [
-        b'{"name": 1, "identity": "a", "num_cpus": 1, "version": "1.0"}',
-        b'{"name": "a", "identity": [], "num_cpus": 1, "version": "1.0"}',
-        b'{"name": "a", "identity": "a", "num_cpus": "1", "version": "1.0"}',
-        b'{"name": "a", "identity": "a", "num_cpus": 1, "version": {}}',
-        b'{"name": "a", "identity": "a", "num_cpus": 1, "version": "1.0", "interface": 3}',
+        b'{"name": 1, "identity": "a", "version": "1.0"}',
+        b'{"name": "a", "identity": [], "version": "1.0"}',
+        b'{"name": "a", "identity": "a", "version": {}}',
+        b'{"name": "a", "identity": "a", "version": "1.0", "interface": 3}',
         b'{"name": "a"}', b"[1]", b"3", b"null", b"[" * 4000,
     ],
 )  # fmt: skip

@@ -48,7 +48,7 @@ def worker(place: JoinedPlace, name: str) -> socket.socket:
     gate = place._opened()
     connection = socket.create_connection(("127.0.0.1", gate.port), timeout=60.0)
     prove_to_head(connection, TOKEN.encode())
-    connection.sendall(Hello(name, name, 2, __version__).to_line())
+    connection.sendall(Hello(name, name, __version__).to_line())
     wait_for(lambda: name in gate.waiting())
     return connection
 
@@ -69,7 +69,7 @@ def test_head_and_workers_are_the_nodes_in_the_order_of_their_names(place: Joine
     held = [worker(place, name) for name in ("pod3", "pod2")]
     found = place.allocation()
     assert found.nodes == ("pod1", "pod2", "pod3")
-    assert (found.this_node, found.num_cpus[1:]) == ("pod1", (2, 2))
+    assert found.this_node == "pod1"
     assert len(held) == 2
 
 
@@ -182,7 +182,7 @@ def test_the_first_wait_for_workers_is_half_an_hour_or_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rejoin_s: float, first_s: float
 ) -> None:
     waits: list[float] = []
-    monkeypatch.setattr(JoinedPlace, "_wait_for_workers", lambda *given: waits.append(given[3]))
+    monkeypatch.setattr(JoinedPlace, "_wait_for_workers", lambda *given: waits.append(given[2]))
     new = JoinedPlace(ENVIRON)
     new.for_run(RunDir(tmp_path), LaunchConfig(num_nodes=3, rejoin_s=rejoin_s))
     new.allocation()
@@ -207,7 +207,7 @@ def test_an_allocation_without_the_lost_is_not_enough(place: JoinedPlace, monkey
     held.pop().close()
     wait_for(lambda: len(place._opened().waiting()) < 2)
     with pytest.raises(NodesUnavailableError, match="nodes are here"):
-        place.remaining(replace(before, nodes=("pod1", "pod2", "pod9"), num_cpus=(1, 1, 1)), ["pod1"], lambda: True)
+        place.remaining(replace(before, nodes=("pod1", "pod2", "pod9")), ["pod1"], lambda: True)
     assert held
 
 

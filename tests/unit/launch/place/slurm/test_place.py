@@ -21,7 +21,6 @@ from hpc_grpo.launch.place.slurm.place import (
     allocation_command,
     gpus_of_a_step,
     step_command,
-    step_environment,
 )
 from hpc_grpo.launch.place.slurm.text import fields
 from hpc_grpo.preflight.node_facts import gather
@@ -51,6 +50,11 @@ def allocation_of(environ: dict[str, str]) -> Allocation:
     return find_place(environ).allocation()
 
 
+def cpus_of_steps(environ: dict[str, str]) -> list[str]:
+    steps = [find_place(environ).start_command(node, ["agent"]) for node in ("nid001", "nid002")]
+    return [word for step in steps for word in step if word.startswith("--cpus-per-task")]
+
+
 def test_an_allocation_gives_its_nodes_cpus_and_end(scontrol: Path) -> None:
     environ = {
         "SLURM_JOB_ID": "17",
@@ -60,7 +64,7 @@ def test_an_allocation_gives_its_nodes_cpus_and_end(scontrol: Path) -> None:
     }
     found = allocation_of(environ)
     assert found.nodes == ("nid001", "nid002")
-    assert found.num_cpus == (72, 72)
+    assert cpus_of_steps(environ) == ["--cpus-per-task=72"] * 2
     assert (found.head, found.this_node, found.job_id) == ("nid001", "nid002", "17")
     assert found.ends_at == time.mktime((2026, 1, 2, 3, 30, 0, 0, 0, -1))
 
@@ -82,13 +86,15 @@ def test_a_shell_outside_the_nodes_is_on_none_of_them(scontrol: Path) -> None:
 
 
 def test_a_step_without_the_counts_asks_slurm_for_them(scontrol: Path) -> None:
-    assert allocation_of({"SLURM_JOB_ID": "17", "SLURM_NODELIST": "nid[001-002]"}).num_cpus == (72, 72)
+    environ = {"SLURM_JOB_ID": "17", "SLURM_NODELIST": "nid[001-002]"}
+    assert cpus_of_steps(environ) == ["--cpus-per-task=72"] * 2
 
 
 def test_a_shell_attached_to_one_node_finds_all_of_the_job(scontrol: Path) -> None:
     environ = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "nid002", "SLURMD_NODENAME": "nid002"}
     found = allocation_of(environ)
-    assert (found.nodes, found.num_cpus, found.this_node) == (("nid001", "nid002"), (72, 72), "nid002")
+    assert (found.nodes, found.this_node) == (("nid001", "nid002"), "nid002")
+    assert cpus_of_steps(environ) == ["--cpus-per-task=72"] * 2
 
 
 def test_a_job_that_is_over_is_an_error_with_its_state(scontrol: Path) -> None:
@@ -173,7 +179,7 @@ def test_an_answer_of_slurm_is_kept_and_a_failure_is_not(scontrol: Path) -> None
     scontrol.write_text(answering)
     found = place.allocation()
     scontrol.unlink()
-    assert place.allocation() is found
+    assert place.allocation() == found
     assert place.start_command("nid002", ["agent"])[-1] == "agent"
 
 
@@ -219,7 +225,8 @@ def test_a_step_does_not_inherit_what_contradicts_its_options() -> None:
     inherited += ["SLURM_THREADS_PER_CORE", "SLURM_LABELIO", "SLURM_TIMELIMIT"]
     needed = ["SLURM_JOB_ID", "SLURM_JOB_CPUS_PER_NODE", "SLURM_CPUS_ON_NODE", "SLURM_GPUS_ON_NODE", "SLURMD_NODENAME"]
     needed += ["SLURM_GPUS_PER_NODE", "SLURM_CONF", "SLURM_NTASKS", "PATH"]
-    assert list(step_environment(dict.fromkeys([*inherited, *needed], "1"))) == needed
+    environ = dict.fromkeys([*inherited, *needed], "1")
+    assert list(SlurmPlace(environ).start_environment(environ)) == needed
 
 
 def test_every_variable_that_stays_behind_has_a_reason() -> None:
