@@ -40,6 +40,11 @@ from hpc_grpo.run.pulse import PULSE
 from hpc_grpo.types import ParameterSpec, TrainSequence
 from hpc_grpo.weights.contract import refuse_long_rope, refuse_scaled_logits, refuse_short_context, refuse_uneven_heads
 
+ADAPTER = "default"
+"""peft's name of the only adapter (`lora.py`)."""
+_PEFT_PREFIX = "base_model.model."
+"""Prefix of names in PEFT's files."""
+
 _PROBED_TOKENS = 16
 _PROBED_DIFFERENCE = 0.05
 """In nats. Rounding changes the log-probabilities of equal documents by much less."""
@@ -203,22 +208,32 @@ def full_shape(parameter: nn.Parameter) -> tuple[int, ...]:
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
-def parameter_specs(model: PolicyModel, dtype: str) -> list[ParameterSpec]:
-    """List every parameter once, in the model's order, without a tied output layer."""
-    return [ParameterSpec(name, full_shape(p), dtype) for name, p in model.hf_named_parameters()]
+def adapter_parameters(model: PolicyModel) -> dict[str, nn.Parameter]:
+    """Return the adapter's parameters by their names in PEFT's files."""
+    named = model.language_model.named_parameters()
+    return {f"{_PEFT_PREFIX}{name.replace(f'.{ADAPTER}.', '.')}": own for name, own in named if f".{ADAPTER}." in name}
+
+
+def parameter_specs(model: PolicyModel, dtype: str, *, of_adapter: bool = False) -> list[ParameterSpec]:
+    """List every parameter once, in the model's order, without a tied output layer; or the adapter's parameters."""
+    named = adapter_parameters(model) if of_adapter else dict(model.hf_named_parameters())
+    return [ParameterSpec(name, full_shape(p), dtype) for name, p in named.items()]
 
 
 @contextmanager
 def gathered(model: PolicyModel, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
     """Yield full parameters by name, valid only inside the `with` block: they are the live weights, not copies.
 
-    For a module with `merged_weight()`, yields the merged weight, a copy (`LearnerPart`). Under ZeRO-3 a collective:
-    every learner must enter with the same names. Raises KeyError for an unknown name.
+    `names` are all the model's, or all the adapter's (`parameter_specs`). For a module with `merged_weight()`, yields
+    the merged weight, a copy (`LearnerPart`). Under ZeRO-3 a collective: every learner must enter with the same names.
+    Raises KeyError for an unknown name.
     """
-    parameters = dict(model.hf_named_parameters())
+    of_adapter = all(name.startswith(_PEFT_PREFIX) for name in names)
+    parameters = adapter_parameters(model) if of_adapter else dict(model.hf_named_parameters())
     chosen = {name: parameters[name] for name in names}
-    owners = {name: model.language_model.get_submodule(name.rpartition(".")[0]) for name in names}
-    merging = {name: own for name, own in owners.items() if name.endswith(".weight") and hasattr(own, "merged_weight")}
+    weights = [] if of_adapter else [name for name in names if name.endswith(".weight")]
+    owners = {name: model.language_model.get_submodule(name.removesuffix(".weight")) for name in weights}
+    merging = {name: own for name, own in owners.items() if hasattr(own, "merged_weight")}
     with gathered_parameters([*chosen.values(), *(p for module in merging.values() for p in module.parameters())]):
         merged = {name: module.merged_weight().detach() for name, module in merging.items()}
         yield {**{name: p.detach() for name, p in chosen.items()}, **merged}

@@ -11,8 +11,16 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.learner.lora import Lora, adapted_layers, adapter_off, adapter_parameters, write_adapter
-from hpc_grpo.learner.model import PolicyModel, check_packing, gathered, load_policy, parameter_specs, score
+from hpc_grpo.learner.lora import Lora, adapted_layers, adapter_off, write_adapter
+from hpc_grpo.learner.model import (
+    PolicyModel,
+    adapter_parameters,
+    check_packing,
+    gathered,
+    load_policy,
+    parameter_specs,
+    score,
+)
 from hpc_grpo.learner.packing import pack
 from tests.support.configs import minimal_config
 from tests.support.sequences import ordinary_sequence
