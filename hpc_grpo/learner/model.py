@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -146,7 +146,7 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         self._group = sequence_group(config.train.sequence_parallel)
         self.routers = Routers(language_model)
 
-    def forward(self, batch: PackedBatch, *, with_balance: bool = False, **head_options: bool) -> Any:
+    def forward(self, batch: PackedBatch, *, with_entropy: bool = True, with_balance: bool = False) -> Any:
         """Return the head's outputs for the targets of `batch`: log-probabilities and entropies, both `[C]` float32.
 
         `with_balance` appends the loss `[C]` that balances a mixture's experts. With `train.sequence_parallel` above 1
@@ -154,18 +154,16 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         """
         if with_balance:
             with self.routers.recorded() as logits:
-                outputs = self.forward(batch, **head_options)
+                outputs = self.forward(batch, with_entropy=with_entropy)
             return (*outputs, self.routers.balance(logits, batch, self._group))
         if self._group is None:
-            return self._of_slice(batch, head_options)
+            return self._of_slice(batch, with_entropy)
         own, places = self._group.slice_of(batch)
-        outputs = self._of_slice(own, head_options)
+        outputs = self._of_slice(own, with_entropy)
         whole = partial(self._group.whole, places=places, num_targets=len(batch.target_ids))
-        if isinstance(outputs, Tensor):
-            return whole(outputs)
         return tuple(None if values is None else whole(values) for values in outputs)
 
-    def _of_slice(self, batch: PackedBatch, head_options: Mapping[str, bool]) -> Any:
+    def _of_slice(self, batch: PackedBatch, with_entropy: bool) -> Any:
         """Return the outputs for `batch`, a row or a slice. Only attention uses document borders and other slices."""
         lengths, device = batch.document_lengths, batch.input_ids.device
         kernel = self.language_model.config.get_text_config()._attn_implementation
@@ -187,7 +185,7 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         states = decoder(**inputs, use_cache=False, sequence_group=self._group, **borders).last_hidden_state
         hidden = states[0].index_select(0, batch.target_positions)
         head = self.language_model.get_output_embeddings()
-        return head(hidden, batch.target_ids, self._temperature, **head_options)
+        return head(hidden, batch.target_ids, self._temperature, with_entropy=with_entropy)
 
     def hf_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the loaded model's parameters under their Hugging Face names; tied parameters appear once."""
@@ -196,7 +194,7 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
 
 
 def score(model: PolicyModel, batch: PackedBatch) -> Tensor:
-    """Return the log-probabilities `[C]` of a microbatch, without gradient. Reports progress to the pulse."""
+    """Return the log-probabilities, or a critic's values, `[C]` of a microbatch without gradient. Reports progress."""
     with torch.no_grad():
         logprobs, _ = model(batch, with_entropy=False)
     PULSE.beat()
