@@ -87,6 +87,16 @@ def test_a_small_product_is_not_lost_in_bfloat16_before_the_cast(model: Path) ->
     torch.testing.assert_close(merged.double(), exact, atol=1e-6, rtol=1e-6)
 
 
+def test_names_of_an_adapter_give_its_live_parameters(model: Path) -> None:
+    policy = adapted(config_of(model))
+    specs, own = parameter_specs(policy, "float32", of_adapter=True), adapter_parameters(policy)
+    assert all(spec.name.startswith("base_model.model.model.layers.") for spec in specs)
+    with gathered(policy, [spec.name for spec in specs]) as weights:
+        assert {name: each.data_ptr() for name, each in weights.items()} == {
+            name: each.data_ptr() for name, each in own.items()
+        }
+
+
 def test_only_the_adapter_is_trained_and_it_begins_as_nothing(model: Path) -> None:
     config = config_of(model, targets=["q_proj", "down_proj"])
     policy, base = adapted(config, trained=False), load_policy(config, use_gradient_checkpointing=False)
