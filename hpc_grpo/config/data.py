@@ -225,23 +225,19 @@ class DataConfig(Section):
     def sources(self, *, for_eval: bool | None = None) -> list[tuple[str, SourceConfig]]:
         """List the sources of data.train, or of all eval sets, each with its key in the config. Default: both."""
         trained = [] if for_eval else list(self.train.sources("data.train"))
-        evaluated = [] if for_eval is False else [own for name in self.eval_data for own in self.eval_sources(name)]
+        evaluated = [] if for_eval is False else [own for sources in self.eval_sources.values() for own in sources]
         return [*trained, *evaluated]
 
     @property
-    def eval_data(self) -> dict[str, DatasetConfig]:
-        """Map the names of eval sets with data of their own to this data. The name "" is data.eval."""
-        return ({} if self.eval is None else {"": self.eval}) | dict(self.eval_sets)
+    def eval_sources(self) -> dict[str, list[tuple[str, SourceConfig]]]:
+        """Map the names of eval sets with data of their own to their sources, as in `sources`. "" is data.eval."""
+        found = {} if self.eval is None else {"": list(self.eval.sources("data.eval"))}
+        return found | {name: list(own.sources(f"data.eval_sets.{name}")) for name, own in self.eval_sets.items()}
 
     @property
     def judged_sources(self) -> list[tuple[str, SourceConfig]]:
         """List the sources of the eval sets, and also of data.train if a share of its prompts is held out."""
         return self.sources(for_eval=True if self.held_out is None else None)
-
-    def eval_sources(self, eval_set: str) -> list[tuple[str, SourceConfig]]:
-        """List the sources of one of `eval_data`, each with its key in the config."""
-        key = f"data.eval_sets.{eval_set}" if eval_set else "data.eval"
-        return list(self.eval_data[eval_set].sources(key))
 
     @property
     def chat_templates(self) -> dict[str, str]:
@@ -251,4 +247,4 @@ class DataConfig(Section):
 
     @property
     def has_eval(self) -> bool:
-        return bool(self.eval_data) or self.held_out is not None
+        return bool(self.eval_sources) or self.held_out is not None

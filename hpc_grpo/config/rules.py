@@ -103,13 +103,21 @@ def _names(config: Config) -> None:
             )
 
 
+def _needs_engines(config: Config) -> None:
+    """Raise ConfigError for a key that needs engines, if the task has none."""
+    for given, is_given, lacks, off in (
+        ("eval.every is set", config.eval.every is not None, "engines to sample with", "null"),
+        ("data.curriculum is set", config.data.curriculum is not None, "rollouts to judge prompts by", "null"),
+        ("train.router_replay = true", config.train.router_replay, "engines that choose experts", "false"),
+        ("placement.colocate = true", config.placement.colocate, "engines", "false"),
+    ):
+        if is_given and not config.needs.rollouts:
+            raise ConfigError(f"{given}, but task {config.task.name} has no {lacks}. Set it to {off}.")
+
+
 def _eval(config: Config) -> None:
     if config.eval.every is None:
         return
-    if not config.needs.rollouts:
-        raise ConfigError(
-            f"eval.every is set, but task {config.task.name} has no engines to sample with. Set it to null."
-        )
     if not config.data.has_eval:
         raise ConfigError(
             "eval.every is set, but data.eval is not. Set data.eval, hold out a share of data.train "
@@ -151,17 +159,14 @@ def _eval_data(config: Config) -> None:
                 f"data.eval_sets has {name!r}: the name of a set must be letters, digits, '_' and '-', and must "
                 "begin with a letter. It becomes part of metrics and paths. Choose another name."
             )
-    for function in config.eval.metrics:
-        if ":" not in function:
+    named = [("eval.metrics has", name, "eval metrics") for name in config.eval.metrics]
+    named += [("train.on_step.name =", name, "callbacks") for name in config.train.functions.values()]
+    for given, name, kind in named:
+        if ":" not in name:
             raise ConfigError(
-                f"eval.metrics has {function!r}: there are no built-in eval metrics. Name your function: "
-                "module:function or path/to/file.py:function."
+                f"{given} {name!r}: there are no built-in {kind}. Name your function: module:function or "
+                "path/to/file.py:function."
             )
-    if config.train.on_step is not None and ":" not in config.train.on_step.name:
-        raise ConfigError(
-            f"train.on_step.name = {config.train.on_step.name!r}: there are no built-in callbacks. Name your function: "
-            "module:function or path/to/file.py:function."
-        )
     if config.data.eval is not None and config.data.held_out is not None:
         raise ConfigError("data.eval and data.held_out exclude each other: set one of them to null.")
 
@@ -170,10 +175,6 @@ def _curriculum(config: Config) -> None:
     curriculum = config.data.curriculum
     if curriculum is None:
         return
-    if not config.needs.rollouts:
-        raise ConfigError(
-            f"data.curriculum is set, but task {config.task.name} has no rollouts to judge prompts by. Set it to null."
-        )
     for key, source in config.data.sources(for_eval=False):
         if not config.rewards_of(source) and key not in config.environments:
             raise ConfigError(
@@ -233,16 +234,6 @@ def _images(config: Config) -> None:
         raise ConfigError(
             f"data.images = {data.images} does not work with {wrong[0]}. Training with images needs task: grpo, a "
             f"chat template, no lora and no environment. Change the setting {wrong[0]}, or set data.images to null."
-        )
-
-
-def _router_replay(config: Config) -> None:
-    if not config.train.router_replay:
-        return
-    if not config.needs.rollouts:
-        raise ConfigError(
-            f"train.router_replay = true, but task {config.task.name} has no engines that choose experts. Set it to "
-            "false."
         )
 
 
@@ -363,8 +354,6 @@ def _colocation(config: Config) -> None:
     if not config.placement.colocate:
         return
     engine, learners = config.engine, config.placement.learners_per_node
-    if not config.needs.rollouts:
-        raise ConfigError(f"placement.colocate = true, but task {config.task.name} has no engines. Set it to false.")
     if lag := config.rollout.max_policy_lag:
         raise ConfigError(
             "placement.colocate = true runs engines and learners in turns on a GPU. rollout.max_policy_lag = "
@@ -497,7 +486,11 @@ def _kl(config: Config) -> None:
 def _distillation(config: Config) -> None:
     if not config.needs.teacher:
         return
-    _ = config.task_args.required_teacher
+    if config.task_args.teacher is None:
+        raise ConfigError(
+            "task.args.teacher is not set, and task distill needs it. Set it to a Hugging Face model: a folder, or a "
+            "name in the local cache."
+        )
     if config.loss.compares_minibatch:
         raise ConfigError(
             f"loss.name = {config.loss.name} compares advantages before an optimizer step, but the teacher's "
@@ -513,10 +506,10 @@ _RULES = (
     _lag_and_minibatches,
     _mixes,
     _eval_data,
+    _needs_engines,
     _eval,
     _curriculum,
     _engine,
-    _router_replay,
     _lora,
     _images,
     _sequence_lengths,

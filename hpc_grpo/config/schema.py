@@ -136,14 +136,13 @@ class Config(Section):
     @property
     def models(self) -> dict[str, str]:
         """Map each config key of a model to the model: `model.path`, then the further models that learners load."""
-        needs, named = self.needs, {"model.path": self.model.path}
-        if needs.reference and self.loss.kl.reference is not None:
-            named["loss.kl.reference"] = self.loss.kl.reference
-        if needs.teacher:
-            named["task.args.teacher"] = self.task_args.required_teacher
-        if needs.critic and self.task_args.critic is not None:
-            named["task.args.critic"] = self.task_args.critic
-        return named
+        needs = self.needs
+        further = {
+            "loss.kl.reference": self.loss.kl.reference if needs.reference else None,
+            "task.args.teacher": self.task_args.teacher if needs.teacher else None,
+            "task.args.critic": self.task_args.critic if needs.critic else None,
+        }
+        return {"model.path": self.model.path, **{key: path for key, path in further.items() if path is not None}}
 
     @property
     def scoring_models(self) -> dict[str, str]:
@@ -213,7 +212,7 @@ class Config(Section):
     @property
     def reads_eval_data(self) -> bool:
         """Return whether the eval sets are read: to evaluate, or to keep their prompts out of training."""
-        return bool(self.data.eval_data) and (self.eval.every is not None or self.data.deduplicate)
+        return bool(self.data.eval_sources) and (self.eval.every is not None or self.data.deduplicate)
 
     def eval_settings(self, eval_set: str) -> EvalConfig:
         """Return `eval` with the overrides of one set; "" is data.eval or data.held_out."""

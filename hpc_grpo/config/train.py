@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
 from typing_extensions import TypedDict  # pydantic refuses `typing.TypedDict` before Python 3.12
 
-from hpc_grpo.errors import ConfigError
 from hpc_grpo.section import Args, ByName, Fraction, PathText, Section, as_section
 
 _Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -136,16 +135,6 @@ class DistillArgs(Args):
             "- log policy, has weight 1. 0: rewards may be []."
         ),
     )
-
-    @property
-    def required_teacher(self) -> str:
-        """Return the teacher's name. Raises ConfigError if `teacher` is not set."""
-        if self.teacher is None:
-            raise ConfigError(
-                "task.args.teacher is not set, and task distill needs it. Set it to a Hugging Face model: a folder, "
-                "or a name in the local cache."
-            )
-        return self.teacher
 
 
 class GrpoTask(Section):

@@ -130,7 +130,7 @@ class _Loader:
         return parts
 
     def load_eval_sets(self) -> dict[str, list[Part]]:
-        return {name: self.load(self._config.data.eval_sources(name)) for name in self._config.data.eval_data}
+        return {name: self.load(sources) for name, sources in self._config.data.eval_sources.items()}
 
 
 def _trained(config: Config, sources: Sequence[Part], evaluated: Sequence[Part], context: int | None) -> list[Part]:

@@ -79,11 +79,10 @@ class LearnerActor:
     ) -> dict[str, Reduction]:
         """Train on this learner's share of a step. `record`: a folder to save the share in. `measured`: see `Batch`."""
         with PULSE.working("train"):
-            fetched = []
-            for each in minibatches:
-                sequences = [item for item in each.sequences if isinstance(item, TrainSequence)]
-                sequences += self._sequences([item for item in each.sequences if isinstance(item, RemoteGroup)])
-                fetched.append(Minibatch(tuple(sequences), each.num_valid_tokens, each.num_sequences))
+            fetched = [
+                Minibatch(tuple(self._sequences(each.sequences)), each.num_valid_tokens, each.num_sequences)
+                for each in minibatches
+            ]
             degree = self._config.train.sequence_parallel
             if record is not None and self._rank % degree == 0:
                 from hpc_grpo.learner.record import save_share
@@ -110,8 +109,7 @@ class LearnerActor:
         """Free torch's cached GPU memory for the engine that shares the GPU."""
         import torch
 
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()  # does nothing without a GPU
 
     def stage_checkpoint(self, path: Path, driver_state: dict[str, Any], behind: bool) -> None:
         from hpc_grpo.learner.checkpoint import CheckpointWriter
@@ -176,16 +174,17 @@ class LearnerActor:
         self, prompt: Sequence[int], completions: Sequence[Sequence[int]], images: tuple[bytes, ...]
     ) -> list[Float32Array]:
         """Return the logprobs `[C]` of the tokens of each completion of `prompt`, in nats."""
-        with PULSE.working("publish"):
-            return self._learner.score(prompt, completions, images)
+        from hpc_grpo.learner.learner import score_apart
 
-    def _sequences(self, groups: Sequence[RemoteGroup]) -> list[TrainSequence]:
-        fetched = [
-            replace(samples, images=ray.get(samples.images)) if samples.images else samples
-            for samples in ray.get([group.samples for group in groups])
-        ]
-        return [
-            sequence
-            for group, samples in zip(groups, fetched, strict=True)
-            for sequence in self._algorithm.sequences(samples, group.advantages, group.valid)
-        ]
+        with PULSE.working("publish"):
+            return score_apart(self._learner.model, prompt, completions, self._learner.device, images)
+
+    def _sequences(self, items: Sequence[RemoteGroup | TrainSequence]) -> list[TrainSequence]:
+        """Return the sequences of groups, which are fetched. Demonstrations are sequences already."""
+        sequences = [item for item in items if isinstance(item, TrainSequence)]
+        groups = [item for item in items if isinstance(item, RemoteGroup)]
+        for group, samples in zip(groups, ray.get([group.samples for group in groups]), strict=True):
+            if samples.images:
+                samples = replace(samples, images=ray.get(samples.images))
+            sequences += self._algorithm.sequences(samples, group.advantages, group.valid)
+        return sequences

@@ -15,7 +15,7 @@ import random
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from torch import Tensor
 from hpc_grpo.config import Config
 from hpc_grpo.data.tokenizer import model_folder
 from hpc_grpo.errors import ConfigError, HpcGrpoError, LaunchError
-from hpc_grpo.learner.lora import adapter_specs, gathered_adapter, write_adapter
+from hpc_grpo.learner.lora import write_adapter
 from hpc_grpo.learner.model import PolicyModel, gathered, parameter_specs
 from hpc_grpo.learner.staging import deepspeed_globals
 from hpc_grpo.run.checkpoint import FileEntry, Manifest, hash_files, problems, read_manifest, write_manifest
@@ -239,10 +239,8 @@ def export_model(learner: Learner, directory: Path, *, merged: bool = False) -> 
     the merged model if `merged`.
     """
     is_adapter = learner.config.lora is not None and not merged
-    gather = gathered_adapter if is_adapter else gathered
-    dtype = learner.config.model.dtype
-    specs = adapter_specs(learner.model, dtype) if is_adapter else parameter_specs(learner.model, dtype)
-    weights = full_weights(learner.model, specs, gather)
+    specs = parameter_specs(learner.model, learner.config.model.dtype, of_adapter=is_adapter)
+    weights = full_weights(learner.model, specs)
     if learner.rank == 0:
         staging = start_staging(directory)
         if is_adapter:
@@ -258,14 +256,12 @@ def export_model(learner: Learner, directory: Path, *, merged: bool = False) -> 
     dist.barrier()
 
 
-def full_weights(
-    model: PolicyModel, specs: Sequence[ParameterSpec], gather: Callable[..., Any] = gathered
-) -> dict[str, Tensor]:
+def full_weights(model: PolicyModel, specs: Sequence[ParameterSpec]) -> dict[str, Tensor]:
     """Return copies of the parameters in rank 0's host memory; nothing on other ranks. A collective under ZeRO-3."""
     weights: dict[str, Tensor] = {}
     dtypes = {spec.name: getattr(torch, spec.dtype) for spec in specs}
     for bucket in bucket_layout(specs).buckets:
-        with gather(model, bucket.names) as parameters:
+        with gathered(model, bucket.names) as parameters:
             if dist.get_rank() == 0:
                 weights |= {name: own.to("cpu", dtypes[name], copy=True) for name, own in parameters.items()}
     return weights

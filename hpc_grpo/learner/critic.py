@@ -23,7 +23,7 @@ from hpc_grpo.config.resources import budget_of
 from hpc_grpo.data.tokenizer import model_folder
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.checkpoint import copy_tokenizer, full_weights, settings_of_config
-from hpc_grpo.learner.model import gathered_parameters, parameter_specs
+from hpc_grpo.learner.model import gathered_parameters, parameter_specs, score
 from hpc_grpo.learner.optimizer_step import optimizer_step
 from hpc_grpo.learner.packing import PackedBatch, pack_equalised
 from hpc_grpo.learner.parts import LearnerPart, Minibatches
@@ -31,7 +31,6 @@ from hpc_grpo.learner.setup import deepspeed_config, load_trained, sharded_loadi
 from hpc_grpo.learner.staging import StagedFiles
 from hpc_grpo.metrics.reductions import Mean, Reduction
 from hpc_grpo.run.checkpoint import read_manifest
-from hpc_grpo.run.pulse import PULSE
 from hpc_grpo.system.say import say
 from hpc_grpo.types import TrainSequence
 
@@ -124,12 +123,7 @@ class Critic(LearnerPart):
 
     def values(self, batches: Sequence[PackedBatch]) -> list[Tensor]:
         """Return the value of the state before each trained token, `[C]` per microbatch."""
-        values = []
-        for batch in batches:
-            with torch.no_grad():
-                values.append(self._engine.module(batch))
-            PULSE.beat()
-        return values
+        return [score(self._engine.module, batch) for batch in batches]
 
     def _estimates(
         self, sequences: Sequence[TrainSequence], values: Sequence[Tensor]
@@ -168,7 +162,8 @@ class Critic(LearnerPart):
         loss_sums: list[Tensor] = []
 
         def loss_sum(batch: PackedBatch, old: Tensor, target: Tensor) -> Tensor:
-            losses = value_losses(self._engine(batch), old, target, self.config.task_args.value_clip)
+            predicted, _ = self._engine(batch)
+            losses = value_losses(predicted, old, target, self.config.task_args.value_clip)
             total = torch.dot(losses, batch.mask)
             loss_sums.append(total.detach())
             return total
@@ -232,9 +227,11 @@ class ValueHead(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(hidden_size))
 
-    def forward(self, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:
-        """Return the values `[C]` of `hidden` `[C, D]`. The next token and the temperature are ignored."""
-        return hidden.float() @ self.weight.float()
+    def forward(
+        self, hidden: Tensor, targets: Tensor, temperature: float, *, with_entropy: bool
+    ) -> tuple[Tensor, None]:
+        """Return the values `[C]` of `hidden` `[C, D]`, like `LogprobHead`. Ignores the next token and temperature."""
+        return hidden.float() @ self.weight.float(), None
 
 
 def build_value_engine(config: Config, world_size: int, device: Any) -> Any:

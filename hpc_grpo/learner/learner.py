@@ -26,7 +26,7 @@ from hpc_grpo.config.resources import budget_of, check_sequence_parallel
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.critic import Critic
 from hpc_grpo.learner.group import init_process_group, of_all_ranks
-from hpc_grpo.learner.lora import BaseReference, Lora, adapter_specs, gathered_adapter
+from hpc_grpo.learner.lora import BaseReference, Lora
 from hpc_grpo.learner.model import PolicyModel, check_packing, gathered, parameter_specs, score
 from hpc_grpo.learner.optimizer_step import optimizer_step
 from hpc_grpo.learner.packing import PackedBatch, pack, pack_equalised
@@ -153,19 +153,12 @@ class Learner:
         }
         return {**accumulator.reductions(), **steps, **metrics}
 
-    def score(
-        self, prompt: Sequence[int], completions: Sequence[Sequence[int]], images: tuple[bytes, ...] = ()
-    ) -> list[Float32Array]:
-        """Return the logprobs `[C]` of each completion of `prompt`; under ZeRO-3 a collective."""
-        return score_apart(self.model, prompt, completions, self.device, images)
-
     def parameter_specs(self) -> list[ParameterSpec]:
         """List the parameters of a publish: all, or the adapter's."""
-        specs = adapter_specs if self.config.publishes_adapter else parameter_specs
-        return specs(self.model, self.config.model.dtype)
+        return parameter_specs(self.model, self.config.model.dtype, of_adapter=self.config.publishes_adapter)
 
     def gathered(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
-        return gathered_adapter(self.model, names) if self.config.publishes_adapter else gathered(self.model, names)
+        return gathered(self.model, names)
 
     def _proximal_logprobs(self, packed: Sequence[Sequence[PackedBatch]]) -> list[list[Tensor | None]]:
         """Return the proximal logprobs of each microbatch; None where the training pass computes them.
@@ -251,7 +244,7 @@ def score_apart(
     device: Any,
     images: tuple[bytes, ...] = (),
 ) -> list[Float32Array]:
-    """Return the logprobs `[C]` of each completion of `prompt`, each from its own pass.
+    """Return the logprobs `[C]` of each completion of `prompt`, each from its own pass. A collective under ZeRO-3.
 
     The same weights then give the same numbers, independent of other completions.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,13 +13,9 @@ from torch import Tensor, nn
 
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.learner.model import PolicyModel, full_shape, gathered_parameters, score
+from hpc_grpo.learner.model import ADAPTER, PolicyModel, adapter_parameters, score
 from hpc_grpo.learner.packing import PackedBatch
 from hpc_grpo.learner.parts import LearnerPart
-from hpc_grpo.types import ParameterSpec
-
-_NAME = "default"  # peft's name of the only adapter
-_PREFIX = "base_model.model."  # prefix of names in PEFT's files
 
 
 class Lora(LearnerPart):
@@ -89,30 +85,20 @@ def adapter_off(policy: PolicyModel) -> Iterator[None]:
     Multiplies the adapter by 0 instead of skipping it: ZeRO-3 expects the same modules in every pass.
     """
     layers = [layer for _, layer in adapted_layers(policy)]
-    scalings = [layer.scaling[_NAME] for layer in layers]
+    scalings = [layer.scaling[ADAPTER] for layer in layers]
     for layer in layers:
-        layer.scaling[_NAME] = 0.0
+        layer.scaling[ADAPTER] = 0.0
     try:
         yield
     finally:
         for layer, scaling in zip(layers, scalings, strict=True):
-            layer.scaling[_NAME] = scaling
+            layer.scaling[ADAPTER] = scaling
 
 
 def merged_weight(layer: Any) -> Tensor:
     """Return base + scaling * B A in float32: in bfloat16 the sum would lose most of a small product."""
-    low, high = layer.lora_A[_NAME].weight.float(), layer.lora_B[_NAME].weight.float()
-    return layer.base_layer.weight.float() + layer.scaling[_NAME] * (high @ low)
-
-
-def adapter_parameters(policy: PolicyModel) -> dict[str, nn.Parameter]:
-    """Return the adapter's parameters by their names in PEFT's files."""
-    named = policy.language_model.named_parameters()
-    return {f"{_PREFIX}{name.replace(f'.{_NAME}.', '.')}": own for name, own in named if f".{_NAME}." in name}
-
-
-def adapter_specs(policy: PolicyModel, dtype: str) -> list[ParameterSpec]:
-    return [ParameterSpec(name, full_shape(own), dtype) for name, own in adapter_parameters(policy).items()]
+    low, high = layer.lora_A[ADAPTER].weight.float(), layer.lora_B[ADAPTER].weight.float()
+    return layer.base_layer.weight.float() + layer.scaling[ADAPTER] * (high @ low)
 
 
 def write_adapter(config: Config, weights: Mapping[str, Tensor], folder: Path) -> None:
@@ -124,15 +110,6 @@ def write_adapter(config: Config, weights: Mapping[str, Tensor], folder: Path) -
     settings.target_modules = {name.rpartition(".lora_")[0].rpartition(".")[2] for name in weights}
     settings.inference_mode = True
     settings.save_pretrained(folder)
-
-
-@contextmanager
-def gathered_adapter(policy: PolicyModel, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """Yield the adapter's full parameters by name inside the block. A collective under ZeRO-3."""
-    parameters = adapter_parameters(policy)
-    chosen = {name: parameters[name] for name in names}
-    with gathered_parameters([*chosen.values()]):
-        yield {name: own.detach() for name, own in chosen.items()}
 
 
 def _load_adapter(policy: PolicyModel, folder: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -39,6 +39,11 @@ from hpc_grpo.run.contract import WEIGHTS_DIR_VARIABLE
 from hpc_grpo.run.pulse import PULSE
 from hpc_grpo.types import ParameterSpec, TrainSequence
 from hpc_grpo.weights.contract import refuse_long_rope, refuse_scaled_logits, refuse_short_context, refuse_uneven_heads
+
+ADAPTER = "default"
+"""peft's name of the only adapter (`lora.py`)."""
+_PEFT_PREFIX = "base_model.model."
+"""Prefix of names in PEFT's files."""
 
 _PROBED_TOKENS = 16
 _PROBED_DIFFERENCE = 0.05
@@ -141,7 +146,7 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         self._group = sequence_group(config.train.sequence_parallel)
         self.routers = Routers(language_model)
 
-    def forward(self, batch: PackedBatch, *, with_balance: bool = False, **head_options: bool) -> Any:
+    def forward(self, batch: PackedBatch, *, with_entropy: bool = True, with_balance: bool = False) -> Any:
         """Return the head's outputs for the targets of `batch`: log-probabilities and entropies, both `[C]` float32.
 
         `with_balance` appends the loss `[C]` that balances a mixture's experts. With `train.sequence_parallel` above 1
@@ -149,18 +154,16 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         """
         if with_balance:
             with self.routers.recorded() as logits:
-                outputs = self.forward(batch, **head_options)
+                outputs = self.forward(batch, with_entropy=with_entropy)
             return (*outputs, self.routers.balance(logits, batch, self._group))
         if self._group is None:
-            return self._of_slice(batch, head_options)
+            return self._of_slice(batch, with_entropy)
         own, places = self._group.slice_of(batch)
-        outputs = self._of_slice(own, head_options)
+        outputs = self._of_slice(own, with_entropy)
         whole = partial(self._group.whole, places=places, num_targets=len(batch.target_ids))
-        if isinstance(outputs, Tensor):
-            return whole(outputs)
         return tuple(None if values is None else whole(values) for values in outputs)
 
-    def _of_slice(self, batch: PackedBatch, head_options: Mapping[str, bool]) -> Any:
+    def _of_slice(self, batch: PackedBatch, with_entropy: bool) -> Any:
         """Return the outputs for `batch`, a row or a slice. Only attention uses document borders and other slices."""
         lengths, device = batch.document_lengths, batch.input_ids.device
         kernel = self.language_model.config.get_text_config()._attn_implementation
@@ -182,7 +185,7 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         states = decoder(**inputs, use_cache=False, sequence_group=self._group, **borders).last_hidden_state
         hidden = states[0].index_select(0, batch.target_positions)
         head = self.language_model.get_output_embeddings()
-        return head(hidden, batch.target_ids, self._temperature, **head_options)
+        return head(hidden, batch.target_ids, self._temperature, with_entropy=with_entropy)
 
     def hf_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the loaded model's parameters under their Hugging Face names; tied parameters appear once."""
@@ -191,7 +194,7 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
 
 
 def score(model: PolicyModel, batch: PackedBatch) -> Tensor:
-    """Return the log-probabilities `[C]` of a microbatch, without gradient. Reports progress to the pulse."""
+    """Return the log-probabilities, or a critic's values, `[C]` of a microbatch without gradient. Reports progress."""
     with torch.no_grad():
         logprobs, _ = model(batch, with_entropy=False)
     PULSE.beat()
@@ -203,22 +206,32 @@ def full_shape(parameter: nn.Parameter) -> tuple[int, ...]:
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
-def parameter_specs(model: PolicyModel, dtype: str) -> list[ParameterSpec]:
-    """List every parameter once, in the model's order, without a tied output layer."""
-    return [ParameterSpec(name, full_shape(p), dtype) for name, p in model.hf_named_parameters()]
+def adapter_parameters(model: PolicyModel) -> dict[str, nn.Parameter]:
+    """Return the adapter's parameters by their names in PEFT's files."""
+    named = model.language_model.named_parameters()
+    return {f"{_PEFT_PREFIX}{name.replace(f'.{ADAPTER}.', '.')}": own for name, own in named if f".{ADAPTER}." in name}
+
+
+def parameter_specs(model: PolicyModel, dtype: str, *, of_adapter: bool = False) -> list[ParameterSpec]:
+    """List every parameter once, in the model's order, without a tied output layer; or the adapter's parameters."""
+    named = adapter_parameters(model) if of_adapter else dict(model.hf_named_parameters())
+    return [ParameterSpec(name, full_shape(p), dtype) for name, p in named.items()]
 
 
 @contextmanager
 def gathered(model: PolicyModel, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
     """Yield full parameters by name, valid only inside the `with` block: they are the live weights, not copies.
 
-    For a module with `merged_weight()`, yields the merged weight, a copy (`LearnerPart`). Under ZeRO-3 a collective:
-    every learner must enter with the same names. Raises KeyError for an unknown name.
+    `names` are all the model's, or all the adapter's (`parameter_specs`). For a module with `merged_weight()`, yields
+    the merged weight, a copy (`LearnerPart`). Under ZeRO-3 a collective: every learner must enter with the same names.
+    Raises KeyError for an unknown name.
     """
-    parameters = dict(model.hf_named_parameters())
+    of_adapter = all(name.startswith(_PEFT_PREFIX) for name in names)
+    parameters = adapter_parameters(model) if of_adapter else dict(model.hf_named_parameters())
     chosen = {name: parameters[name] for name in names}
-    owners = {name: model.language_model.get_submodule(name.rpartition(".")[0]) for name in names}
-    merging = {name: own for name, own in owners.items() if name.endswith(".weight") and hasattr(own, "merged_weight")}
+    weights = [] if of_adapter else [name for name in names if name.endswith(".weight")]
+    owners = {name: model.language_model.get_submodule(name.removesuffix(".weight")) for name in weights}
+    merging = {name: own for name, own in owners.items() if hasattr(own, "merged_weight")}
     with gathered_parameters([*chosen.values(), *(p for module in merging.values() for p in module.parameters())]):
         merged = {name: module.merged_weight().detach() for name, module in merging.items()}
         yield {**{name: p.detach() for name, p in chosen.items()}, **merged}

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpc_grpo.config.resources import Budget
-from hpc_grpo.learner.split import groups_of, shared_length, split_microbatches
+from hpc_grpo.learner.split import shared_length, split_microbatches
 from hpc_grpo.types import TrainSequence
 
 
@@ -77,7 +79,8 @@ def pack(sequences: Sequence[TrainSequence], *, shares_prompts: bool = False) ->
             )
     documents: list[tuple[int, int | None]] = []  # length, and the document that it continues
     places, start = [], 0  # positions of each sequence's tokens in the microbatch
-    for group in groups_of(sequences) if shares_prompts else [[sequence] for sequence in sequences]:
+    groups = [list(own) for _, own in groupby(sequences, key=attrgetter("ordinal"))]
+    for group in groups if shares_prompts else [[sequence] for sequence in sequences]:
         shared = shared_length(group)
         prompt, index = np.arange(start, start + shared), len(documents) if shared else None
         if shared:

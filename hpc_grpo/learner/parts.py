@@ -68,7 +68,7 @@ class Teacher(LearnerPart):
 
     def __init__(self, config: Config, world_size: int, device: Any) -> None:
         super().__init__(config, world_size, device)
-        self.model = build_frozen(config, world_size, device, config.task_args.required_teacher, "task.args.teacher")
+        self.model = build_frozen(config, world_size, device, "task.args.teacher")
 
     def loss_inputs(self, batch: PackedBatch) -> Mapping[str, Tensor]:
         return {"teacher_logprobs": score(self.model, replace(batch, experts=None))}
@@ -84,7 +84,7 @@ class Reference(LearnerPart):
     def __init__(self, config: Config, world_size: int, device: Any) -> None:
         super().__init__(config, world_size, device)
         key = "model.path" if config.loss.kl.reference is None else "loss.kl.reference"
-        self.model = build_frozen(config, world_size, device, config.models[key], key)
+        self.model = build_frozen(config, world_size, device, key)
         self._parameters: dict[str, Any] = dict(self.model.hf_named_parameters())
         self._averages: dict[str, Tensor] = {}
         if config.loss.kl.averages and config.model.dtype != "float32":

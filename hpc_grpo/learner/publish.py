@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 import torch
 
 from hpc_grpo.errors import WeightSyncError
-from hpc_grpo.weights.cuda import SideStream
+from hpc_grpo.weights.cuda import copy_on
 from hpc_grpo.weights.node_group import NodeGroup
 from hpc_grpo.weights.store import PUBLISHER_RANK, BucketLayout, StoredVersion, WeightStore
 
@@ -51,7 +51,7 @@ class WeightPublisher:
                     if store is None:
                         continue
                     if any(parameters[name].is_cuda for name in bucket.names):
-                        self._stream.copy((view, parameters[name]) for name, view in store.tensors(bucket))
+                        copy_on(self._stream, ((view, parameters[name]) for name, view in store.tensors(bucket)))
                         checksums += [threads.submit(store.checksum, block) for block in bucket.blocks]
                     else:
                         writing = [threads.submit(store.write, block, parameters) for block in bucket.blocks]
@@ -63,8 +63,8 @@ class WeightPublisher:
         return self._staged
 
     @functools.cached_property
-    def _stream(self) -> SideStream:
-        return SideStream()
+    def _stream(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream()
 
     def announce(self) -> None:
         """Let the node's engines load the staged version. Does nothing without a store.

@@ -58,8 +58,6 @@ def build_engine(
     optimizer = torch.optim.AdamW(groups, lr=train.lr, **train.adamw, fused=True)
     if total_optimizer_steps is None and train.total_steps is not None:
         total_optimizer_steps = config.optimizer_steps(train.total_steps)
-    if total_optimizer_steps is None and train.schedule != "constant":
-        raise ValueError(f"schedule {train.schedule} needs total_optimizer_steps")
     name = "constant_with_warmup" if train.schedule == "constant" else train.schedule
     scheduler = get_scheduler(name, optimizer, train.warmup_steps, total_optimizer_steps)
     engine, *_ = deepspeed.initialize(
@@ -74,11 +72,12 @@ def load_trained(config: Config, device: torch.device, path: str | None = None, 
     return load_policy(config, device.type == "cuda" if checkpointing is None else checkpointing, path, key)
 
 
-def build_frozen(config: Config, world_size: int, device: torch.device, path: str, key: str) -> PolicyModel:
-    """Load the model at `path`, the value of the config's `key`, for scoring. Sharded under ZeRO-3."""
+def build_frozen(config: Config, world_size: int, device: torch.device, key: str) -> PolicyModel:
+    """Load the model named by the config's `key` for scoring. Sharded under ZeRO-3."""
     import deepspeed
 
     _prepare(deepspeed)
+    path = config.models[key]
     load = partial(load_policy, config, use_gradient_checkpointing=False, path=path, key=key)
     if config.train.zero_stage == 3:
         settings = frozen_config(config, world_size)

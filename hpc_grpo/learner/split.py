@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from math import ceil
 
 from hpc_grpo.config.resources import KEYS_OF_A_TOKEN, Budget
@@ -22,11 +21,6 @@ def cost(prompt: int, completions: Sequence[int], *, is_shared: bool) -> float:
     times = min(1, len(completions)) if is_shared else len(completions)
     pairs = times * prompt**2 / 2 + sum(own * prompt + own**2 / 2 for own in completions)
     return times * prompt + sum(completions) + pairs / _PAIRS_OF_A_TOKEN
-
-
-def groups_of(sequences: Sequence[TrainSequence]) -> list[list[TrainSequence]]:
-    """Group neighbouring sequences of one ordinal: they may share a prompt."""
-    return [list(group) for _, group in groupby(sequences, key=lambda sequence: sequence.ordinal)]
 
 
 def shared_length(group: Sequence[TrainSequence]) -> int:

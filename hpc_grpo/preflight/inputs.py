@@ -452,7 +452,7 @@ def small_evals(config: Config) -> Iterator[str]:
     """
     start, data = start_of(config), config.data
     sizes: dict[str, float] = {}
-    for name in data.eval_data if config.eval.every is not None else ():
+    for name in data.eval_sources if config.eval.every is not None else ():
         key = f"data.eval_sets.{name}" if name else "data.eval"
         sizes[key] = sum(
             _few(partial(read_items, source)) if has_rows(place) else source.max_items or inf

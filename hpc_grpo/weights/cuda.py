@@ -40,19 +40,13 @@ def open_store(folder: Path, spec: StoreSpec, *, create: bool) -> WeightStore:
     return store
 
 
-class SideStream:
-    """Copies a learner's parameters to the store, on its own stream."""
-
-    def __init__(self) -> None:
-        self._stream = torch.cuda.Stream()
-
-    def copy(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Copy each (target, source), and return when all have arrived."""
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            for target, source in pairs:
-                target.copy_(source, non_blocking=True)
-        self._stream.synchronize()
+def copy_on(stream: torch.cuda.Stream, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copy each (target, source) beside the GPU's other work, and return when all have arrived."""
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for target, source in pairs:
+            target.copy_(source, non_blocking=True)
+    stream.synchronize()
 
 
 class StagedOnGpu:

@@ -33,7 +33,7 @@ CANARYS_BOUND = 0.05
 def train_all(rank: int, world_size: int, store: Any, root: Path) -> dict[str, Any]:
     """Each family after a step under each ZeRO stage; what stage 3 exports."""
     from hpc_grpo.learner.checkpoint import export_model
-    from hpc_grpo.learner.learner import Learner
+    from hpc_grpo.learner.learner import Learner, score_apart
 
     found: dict[str, Any] = {}
     for kind in FAMILIES:
@@ -46,7 +46,8 @@ def train_all(rank: int, world_size: int, store: Any, root: Path) -> dict[str, A
             of_kind[stage] = metrics["grad_norm"], weights_of(learner)
         sequence = make_sequences(5)[0]
         prompt = len(sequence.token_ids) - sequence.num_trained_tokens
-        of_kind["scored"] = learner.score(sequence.token_ids[:prompt], [sequence.token_ids[prompt:]])[0]
+        tokens = sequence.token_ids
+        of_kind["scored"] = score_apart(learner.model, tokens[:prompt], [tokens[prompt:]], "cpu")[0]
         export_model(learner, root / f"export-{kind}")
     return found
 

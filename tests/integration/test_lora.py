@@ -45,7 +45,7 @@ def lora_config(model: Path, root: Path, dtype: str = "float32", **train: Any) -
 def train_adapters(rank: int, world_size: int, store: Any, model: Path, root: Path) -> dict[Any, Any]:
     """Three steps under each ZeRO stage, saved and gone on with; in bfloat16 two steps."""
     from hpc_grpo.learner.checkpoint import export_model
-    from hpc_grpo.learner.learner import Learner
+    from hpc_grpo.learner.learner import Learner, score_apart
     from hpc_grpo.learner.lora import adapter_off
 
     results: dict[Any, Any] = {}
@@ -57,9 +57,9 @@ def train_adapters(rank: int, world_size: int, store: Any, model: Path, root: Pa
         export_model(learner, root / f"merged_{world_size}_{stage}", merged=True)
         sequence = make_step(1, 0, 1)[0].sequences[0]
         prompt, completion = sequence.token_ids[~sequence.loss_mask], sequence.token_ids[sequence.loss_mask]
-        said = learner.score(prompt.tolist(), [completion.tolist()])[0]
+        said = score_apart(learner.model, prompt.tolist(), [completion.tolist()], "cpu")[0]
         with adapter_off(learner.model):
-            base = learner.score(prompt.tolist(), [completion.tolist()])[0]
+            base = score_apart(learner.model, prompt.tolist(), [completion.tolist()], "cpu")[0]
         results[stage] = {"before": before, "metrics": metrics, "weights": weights_of(learner), "said": (said, base)}
         results[stage]["resumed"] = resume(learner, config, rank, world_size, root)
         half = lora_config(model, root, "bfloat16", zero_stage=stage)

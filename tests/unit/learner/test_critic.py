@@ -89,8 +89,8 @@ class FakeEngine:
         self.module, self.dp_world_size, self.global_steps, self.skipped_steps = self, 1, 7, 0
         self.lr_scheduler, self.device = None, torch.device("cpu")
 
-    def __call__(self, batch: Any) -> torch.Tensor:
-        return self.value.expand(len(batch.mask))
+    def __call__(self, batch: Any, *, with_entropy: bool = True) -> tuple[torch.Tensor, None]:
+        return self.value.expand(len(batch.mask)), None
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None: ...
 

@@ -11,8 +11,16 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.learner.lora import Lora, adapted_layers, adapter_off, adapter_parameters, write_adapter
-from hpc_grpo.learner.model import PolicyModel, check_packing, gathered, load_policy, parameter_specs, score
+from hpc_grpo.learner.lora import Lora, adapted_layers, adapter_off, write_adapter
+from hpc_grpo.learner.model import (
+    PolicyModel,
+    adapter_parameters,
+    check_packing,
+    gathered,
+    load_policy,
+    parameter_specs,
+    score,
+)
 from hpc_grpo.learner.packing import pack
 from tests.support.configs import minimal_config
 from tests.support.sequences import ordinary_sequence
@@ -77,6 +85,16 @@ def test_a_small_product_is_not_lost_in_bfloat16_before_the_cast(model: Path) ->
     exact = layer.base_layer.weight.double() + layer.scaling["default"] * (high @ low)
     assert merged.dtype == torch.float32
     torch.testing.assert_close(merged.double(), exact, atol=1e-6, rtol=1e-6)
+
+
+def test_names_of_an_adapter_give_its_live_parameters(model: Path) -> None:
+    policy = adapted(config_of(model))
+    specs, own = parameter_specs(policy, "float32", of_adapter=True), adapter_parameters(policy)
+    assert all(spec.name.startswith("base_model.model.model.layers.") for spec in specs)
+    with gathered(policy, [spec.name for spec in specs]) as weights:
+        assert {name: each.data_ptr() for name, each in weights.items()} == {
+            name: each.data_ptr() for name, each in own.items()
+        }
 
 
 def test_only_the_adapter_is_trained_and_it_begins_as_nothing(model: Path) -> None:
