@@ -31,7 +31,7 @@ from hpc_grpo.learner.model import PolicyModel, check_packing, gathered, paramet
 from hpc_grpo.learner.optimizer_step import optimizer_step
 from hpc_grpo.learner.packing import PackedBatch, pack, pack_equalised
 from hpc_grpo.learner.parts import LearnerPart, Reference, Teacher
-from hpc_grpo.learner.setup import build_engine, resolve_device
+from hpc_grpo.learner.setup import build_engine, prepare_libraries, resolve_device
 from hpc_grpo.learner.staging import StagedFiles
 from hpc_grpo.metrics.reductions import EffectiveSampleSize, Max, Mean, Reduction
 from hpc_grpo.types import Minibatch, ParameterSpec, TrainSequence
@@ -75,6 +75,7 @@ class Learner:
         random.seed(config.run.seed + rank)
         np.random.seed((config.run.seed + rank) % 2**32)
         torch.manual_seed(config.run.seed + rank)
+        prepare_libraries()
         self.parts = [kind(config, world_size, self.device) for kind, is_wanted in PARTS.items() if is_wanted(config)]
 
         changes = [part.change_policy for part in self.parts]

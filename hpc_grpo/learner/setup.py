@@ -42,7 +42,6 @@ def build_engine(
     import deepspeed
     from transformers import get_scheduler
 
-    _prepare(deepspeed)
     settings, train = deepspeed_config(config, world_size), config.train
     with sharded_loading(settings):
         model = load_trained(config, device)
@@ -76,7 +75,6 @@ def build_frozen(config: Config, world_size: int, device: torch.device, key: str
     """Load the model named by the config's `key` for scoring. Sharded under ZeRO-3."""
     import deepspeed
 
-    _prepare(deepspeed)
     path = config.models[key]
     load = partial(load_policy, config, use_gradient_checkpointing=False, path=path, key=key)
     if config.train.zero_stage == 3:
@@ -149,7 +147,9 @@ def ask_cuda_for_free_memory(accelerator: Any) -> None:
     accelerator.available_memory = lambda device=None: torch.cuda.mem_get_info(device)[0]
 
 
-def _prepare(deepspeed: Any) -> None:
+def prepare_libraries() -> None:
+    """Quieten DeepSpeed and transformers. On a GPU, let CUDA tell the free memory. Before the first model is built."""
+    import deepspeed
     from transformers.utils import logging as transformers_logging
 
     if torch.cuda.is_available():
