@@ -37,7 +37,7 @@ from hpc_grpo.metrics.evals import share_interval
 from hpc_grpo.plan.disk import DiskBudget, read_disk
 from hpc_grpo.plan.fit import plan_of
 from hpc_grpo.plan.memory import GH200
-from hpc_grpo.preflight.findings import Context, Finding, failure, guarded, ok, skipped, warning
+from hpc_grpo.preflight.findings import Context, Finding, Findings, failure, guarded, ok, skipped, warning
 from hpc_grpo.preflight.prefetch import DATA_FILES, Item, is_generated, is_there, items_of
 from hpc_grpo.preflight.user_code import is_importable, signature_in, wrong_function
 from hpc_grpo.registry import names_function
@@ -139,7 +139,7 @@ def refusals(
                 yield error
 
 
-def input_findings(context: Context) -> list[Finding]:
+def input_findings(context: Context) -> Findings:
     """Return the doctor's findings about the job's inputs and its disk."""
     judges: dict[str, Callable[[Config, Context], Finding]] = {
         MODEL: model_finding,
@@ -150,8 +150,8 @@ def input_findings(context: Context) -> list[Finding]:
     }
     config = context.config
     if config is None:
-        return [skipped(context.why_no_config).of(check) for check in judges]
-    return [guarded(check, partial(judge, config, context)) for check, judge in judges.items()]
+        return dict.fromkeys(judges, skipped(context.why_no_config))
+    return {check: guarded(partial(judge, config, context)) for check, judge in judges.items()}
 
 
 def model_finding(config: Config, context: Context) -> Finding:
