@@ -462,7 +462,8 @@ def small_evals(config: Config) -> Iterator[str]:
         sizes["data.held_out"] = _few(lambda: (each for each in hashes if each < held_out_below(data.held_out or 0.0)))
     for key, num_prompts in sizes.items():
         if num_prompts < _FEW_PROMPTS:
-            widths = [high - low for low, high in map(share_interval, (_half_solved(num_prompts), _half_solved(100)))]
+            half_solved = ([float(each % 2) for each in range(number)] for number in (int(num_prompts), 100))
+            widths = [high - low for low, high in map(share_interval, half_solved)]
             yield (
                 f"{key} has {counted(int(num_prompts), 'prompt')}: the 95% interval of its pass@1 can be "
                 f"{widths[0]:.2f} wide. With 100 prompts it is at most {widths[1]:.2f}."
@@ -489,10 +490,6 @@ def _few(rows: Callable[[], Iterator[object]]) -> float:
         return sum(1 for _ in islice(rows(), _FEW_PROMPTS)) or inf
     except ConfigError:  # another check reports the error
         return inf
-
-
-def _half_solved(num_prompts: float) -> list[float]:
-    return [float(number % 2) for number in range(int(num_prompts))]
 
 
 def refuse_wrong_rewards(config: Config, working_dir: Path) -> None:
