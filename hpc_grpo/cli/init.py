@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from hpc_grpo.cli.options import echo
-from hpc_grpo.config import Config, SourceConfig, load_config
+from hpc_grpo.config import SourceConfig, load_config
 from hpc_grpo.config.load import load_values
 from hpc_grpo.config.yaml_text import write_yaml
 from hpc_grpo.data.encoder import held_out_below, prompt_hashes
@@ -167,11 +167,13 @@ def _fitting(values: dict[str, Any], gpus: int) -> tuple[dict[str, Any], Plan | 
         model = {**values["model"], "device": "cpu", "dtype": "float32"}
         train = {**values["train"], "max_tokens_per_microbatch": _CPU_MICROBATCH}
         return {**values, "model": model, "train": train, **node_split(1, 1)}, None
-    size, plan = _known_size(values["model"]["path"]), None
+    size = _known_size(values["model"]["path"])
     for learners in range(1, max(gpus, 2)):
         chosen = {**values, **node_split(learners, max(1, gpus - learners), colocated=gpus == 1)}
         chosen["launch"] = {"slurm": {"gpus_per_node": gpus}}
-        plan = _planned(load_values(chosen, (), "This config"), size)
+        config, plan = load_values(chosen, (), "This config"), None
+        with suppress(ConfigError):
+            plan = plan_of(config, os.environ, HARDWARE["h100-sxm"], size=size)
         if plan is None or plan.fits:
             break
     return chosen, plan
@@ -192,12 +194,6 @@ def _known_size(model: str) -> str | None:
     found = _BILLIONS.search(model.rpartition("/")[2])
     wanted = float(found[1]) * 1e9 if found else 0.0
     return next((size for size in FAMILY if family_model(size).num_parameters >= 0.9 * wanted), [*FAMILY][-1])
-
-
-def _planned(config: Config, size: str | None) -> Plan | None:
-    with suppress(ConfigError):
-        return plan_of(config, os.environ, HARDWARE["h100-sxm"], size=size)
-    return None
 
 
 def _as_text(gpus: int, values: Mapping[str, Any]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +18,7 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.contract import DEFAULT_DRIVER
 from hpc_grpo.run.owner import refuse_shared
 from hpc_grpo.run.paths import RunDir, is_sweep
-from hpc_grpo.system.readable import counted, printable
+from hpc_grpo.system.readable import counted, for_json, printable
 
 RUNS_ROOT_VARIABLE = "HPC_GRPO_RUNS_ROOT"
 _DEFAULT_ROOT = Path("runs")
@@ -231,15 +230,7 @@ def echo(text: Any, err: bool = False, nl: bool = True) -> None:
 
 def echo_json(facts: Any) -> None:
     """Print facts as JSON. Numbers that are not finite become null, unknown types become text."""
-    echo(json.dumps(_finite(facts), indent=2, allow_nan=False, default=str))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+    echo(json.dumps(for_json(facts), indent=2, allow_nan=False, default=str))
 
 
 def _roots(root: Path | None = None) -> list[Path]:

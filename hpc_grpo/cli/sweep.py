@@ -37,12 +37,13 @@ _NO_NAME = re.compile(r"[^A-Za-z0-9.+-]+")
 class Sweep:
     """The runs of a sweep, folders of `root`. `values` has the values in which runs differ, as JSON by key.
 
-    `job` is the array with a task for each run that is not complete.
+    `numbers` are those of `task_numbers`. `job` is the array with a task for each run that is not complete.
     """
 
     root: Path
     runs: Mapping[RunDir, Request]
     values: Mapping[RunDir, Mapping[str, str]]
+    numbers: Mapping[RunDir, int]
     job: JobRequest
 
     def submit(self, queue: JobQueue, driver: str, accepts_changes: bool) -> str:
@@ -60,23 +61,18 @@ class Sweep:
                     stack.enter_context(undone_unless_queued(run))
                     freeze(request.config, sys.argv, request.overrides, accepts_changes=accepts_changes)
                 (self.root / CELLS).mkdir(exist_ok=True)
-                numbers = self._numbers
-                for run, number in numbers.items():
+                for run, number in self.numbers.items():
                     with suppress(FileExistsError):
                         (self.root / CELLS / str(number)).symlink_to(run.path)
-                queued = [run for run, number in numbers.items() if number in self.job.tasks]
+                queued = [run for run, number in self.numbers.items() if number in self.job.tasks]
                 return submit_runs(self.job, queued, driver, queue)
         except BaseException:  # also at Ctrl+C
             if is_new and self.root.exists() and not any(run.path.exists() for run in self.runs):
                 shutil.rmtree(self.root)
             raise
 
-    @property
-    def _numbers(self) -> dict[RunDir, int]:
-        return task_numbers(self.root, [*self.runs])
-
     def __str__(self) -> str:
-        tasks = {run: str(task) if task in self.job.tasks else "complete" for run, task in self._numbers.items()}
+        tasks = {run: str(task) if task in self.job.tasks else "complete" for run, task in self.numbers.items()}
         rows = [(task, *self.values[run].values(), str(run.path)) for run, task in tasks.items()]
         return table(("TASK", *next(iter(self.values.values())), "RUN"), rows)
 
@@ -102,7 +98,8 @@ def load_sweep(
     task = RunDir(root / CELLS / TASK)
     numbers = task_numbers(root, [*runs])
     tasks = tuple(numbers[run] for run, request in runs.items() if not is_over(run, request.config))
-    return Sweep(root, runs, values, JobRequest(task, base.config.launch, attempt_command(task, driver), tasks=tasks))
+    job = JobRequest(task, base.config.launch, attempt_command(task, driver), tasks=tasks)
+    return Sweep(root, runs, values, numbers, job)
 
 
 def grid(

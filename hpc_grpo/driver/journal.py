@@ -25,7 +25,7 @@ from hpc_grpo.errors import HpcGrpoError
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.metrics.sinks import make_sinks
 from hpc_grpo.metrics.timing import StepTimer
-from hpc_grpo.metrics.usage import slowest_node
+from hpc_grpo.metrics.usage import slow_node
 from hpc_grpo.run.contract import ATTEMPT_VARIABLE
 from hpc_grpo.run.files import when_there_is_space, write_atomic
 from hpc_grpo.run.ledger import Ledger
@@ -80,7 +80,6 @@ class Journal:
         self.publish_state(step, "training")
 
     def publish_state(self, step: int, phase: Phase) -> None:
-        slowest = slowest_node(self._recent)
         state = RunState(
             step=step,
             total_steps=self._length.total_steps,
@@ -93,7 +92,7 @@ class Journal:
             eval_p95_s=self._step_times.evals.p95_s,
             save_p95_s=self._step_times.saves.p95_s,
             longest_s=PULSE.longest_s,
-            slow_node=str(slowest) if slowest is not None and slowest.is_notable else "",
+            slow_node=slow_node(self._recent),
             on_step=self.on_step,
         )
         self._write_state(state)

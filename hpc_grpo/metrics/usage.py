@@ -33,21 +33,6 @@ class Reading:
     usage: Usage
 
 
-@dataclass(frozen=True)
-class SlowestNode:
-    """The node whose learners and engines take longest: `ratio` times the median of all nodes."""
-
-    name: str
-    ratio: float
-
-    @property
-    def is_notable(self) -> bool:
-        return self.ratio >= _NOTABLE_RATIO
-
-    def __str__(self) -> str:
-        return f"node {self.name} takes {self.ratio:.2f} times as long as the others do"
-
-
 def usage_metrics(readings: Sequence[Reading]) -> dict[str, float]:
     """Return CPU cores, memory and GPU usage of every process, and the seconds of each node.
 
@@ -90,10 +75,10 @@ def node_seconds(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
     return dict(by_node)
 
 
-def slowest_node(steps: Iterable[Mapping[str, float]]) -> SlowestNode | None:
-    """Return the node that took longest over all steps. None for a single node, or fewer than five steps.
+def slow_node(steps: Iterable[Mapping[str, float]]) -> str:
+    """Return a text about the node whose learners and engines took longest over all steps; "" if it is not notable.
 
-    With two nodes, the faster node serves as the median.
+    Also returns "" for a single node, or fewer than five steps. With two nodes, the faster node serves as the median.
     """
     totals: dict[str, float] = defaultdict(float)
     median_s, num_steps = 0.0, 0
@@ -104,6 +89,7 @@ def slowest_node(steps: Iterable[Mapping[str, float]]) -> SlowestNode | None:
         for node, phases in seconds.items():
             totals[node] += sum(phases.values())
     if num_steps < _FEWEST_STEPS or len(totals) < 2 or not median_s > 0:
-        return None
+        return ""
     name = max(totals, key=totals.__getitem__)
-    return SlowestNode(name, totals[name] / median_s)
+    ratio = totals[name] / median_s
+    return f"node {name} takes {ratio:.2f} times as long as the others do" if ratio >= _NOTABLE_RATIO else ""

@@ -6,7 +6,6 @@ and does not poll the scheduler, since sites forbid polling.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import time
@@ -19,7 +18,7 @@ from hpc_grpo.launch.place.base import Place
 from hpc_grpo.launch.place.job_queue import JobRequest
 from hpc_grpo.launch.place.slurm import partition
 from hpc_grpo.preflight import login
-from hpc_grpo.preflight.findings import GROUPS, Context, Finding, Group, failure, has_failure, skipped
+from hpc_grpo.preflight.findings import GROUPS, Context, Groups, failure, has_failure, skipped
 from hpc_grpo.preflight.folders import own_folder, remove_own_folder
 from hpc_grpo.preflight.nodes import NODES, examine
 from hpc_grpo.run.files import write_atomic
@@ -32,7 +31,7 @@ _LAST_LINES = 3
 _RESULT, _ENDED = "result.json", "ended"
 
 
-def diagnose(context: Context, asked_nodes: int | None, wait_min: float, tell: Callable[[str], None]) -> list[Group]:
+def diagnose(context: Context, asked_nodes: int | None, wait_min: float, tell: Callable[[str], None]) -> Groups:
     """Return the findings about the login node and about `asked_nodes` nodes; None: the nodes of this place.
 
     On a login node, submits a job for `asked_nodes`, and cancels the job if it has no result after `wait_min` minutes.
@@ -42,49 +41,50 @@ def diagnose(context: Context, asked_nodes: int | None, wait_min: float, tell: C
     try:
         allocation = place.allocation()
     except LaunchError as error:
-        return [_about_nodes("allocation", failure(str(error), "leave this shell, and use a shell on a login node"))]
+        return {NODES: {"allocation": failure(str(error), "leave this shell, and use a shell on a login node")}}
     num_nodes = max(asked_nodes or 1, context.launch.num_nodes)
     partitions = partition.ask_partitions() if place.queue is None else None
-    login_group = login.login_group(context, num_nodes, partitions)
+    found: Groups = {login.NAME: login.login_findings(context, num_nodes, partitions)}
     if partitions is None and asked_nodes is not None and asked_nodes > len(allocation.nodes):
         raise ConfigError(
             f"--nodes {asked_nodes}: job {allocation.job_id} has {len(allocation.nodes)} nodes. Give at most that, "
             f"or run the doctor on a login node."
         )
     if partitions is None or (asked_nodes is None and partitions.is_absent):
-        return [login_group, *examine_here(place, allocation.nodes[:asked_nodes], context)]
+        return found | examine_here(place, allocation.nodes[:asked_nodes], context)
     if asked_nodes is None:
         why = "a login node: --nodes N examines N compute nodes in a short job"
-        return [login_group, _about_nodes("nodes", skipped(why))]
-    if stopped := [f.check for f in login_group.findings if f.status == "failure" and f.check in login.NEEDED_BY_A_JOB]:
+        return found | {NODES: {"nodes": skipped(why)}}
+    failed = [check for check, finding in found[login.NAME].items() if finding.status == "failure"]
+    if stopped := [check for check in failed if check in login.NEEDED_BY_A_JOB]:
         why = f"no job was submitted; fix first: {', '.join(stopped)}"
-        return [login_group, _about_nodes("nodes", skipped(why))]
+        return found | {NODES: {"nodes": skipped(why)}}
     os.environ.update(context.environ)  # a job starts with what a .sh config exports
-    return [login_group, *examine_in_job(context, asked_nodes, wait_min, tell)]
+    return found | examine_in_job(context, asked_nodes, wait_min, tell)
 
 
-def diagnose_in_job(context: Context) -> list[Group]:
+def diagnose_in_job(context: Context) -> Groups:
     """Examine only the nodes: the work of the job that --nodes submits. Raises LaunchError outside an allocation."""
     place = find_place(context.environ)
     return examine_here(place, place.allocation().nodes, context)
 
 
-def examine_here(place: Place, nodes: Sequence[str], context: Context) -> list[Group]:
+def examine_here(place: Place, nodes: Sequence[str], context: Context) -> Groups:
     try:
         return examine(place, nodes, context, own_folder(context.root))
     except OSError as error:
         fix = "test the allocation by hand: srun --overlap hostname"
-        return [_about_nodes("answers", failure(f"no process could be started on the nodes: {error}", fix))]
+        return {NODES: {"answers": failure(f"no process could be started on the nodes: {error}", fix)}}
 
 
-def examine_in_job(context: Context, num_nodes: int, wait_min: float, tell: Callable[[str], None]) -> list[Group]:
+def examine_in_job(context: Context, num_nodes: int, wait_min: float, tell: Callable[[str], None]) -> Groups:
     """Submit the job, wait for its findings and return them, or a failure with a way to continue without them."""
     run = RunDir(own_folder(context.root))
     try:
         job_id = _submit(context, run, num_nodes)
     except (HpcGrpoError, OSError) as error:
         remove_own_folder(run.path)
-        return [_about_nodes("job", failure(str(error), "correct what the error names: launch.*, run.root"))]
+        return {NODES: {"job": failure(str(error), "correct what the error names: launch.*, run.root")}}
     nodes = counted(num_nodes, "node")
     tell(f"Job {job_id} examines {nodes}; waiting up to {wait_min:g} min for it, then it is cancelled.")
     try:
@@ -109,14 +109,14 @@ def _submit(context: Context, run: RunDir, num_nodes: int) -> str:
     return job_queue().submit(request)
 
 
-def _findings(run: RunDir, job_id: str, wait_min: float) -> list[Group]:
+def _findings(run: RunDir, job_id: str, wait_min: float) -> Groups:
     """Wait for the findings of the job, or for its end without any."""
     result, ended, log = run.path / _RESULT, run.path / _ENDED, run.slurm_log(job_id)
     deadline = time.monotonic() + wait_min * 60
     while time.monotonic() < deadline:
         was_over = ended.exists()  # before looking for the result, which may be the job's last act
         if result.exists():
-            groups = GROUPS.validate_python(json.loads(result.read_text()))
+            groups = GROUPS.validate_json(result.read_bytes())
             if not has_failure(groups):  # after a failure, its log may tell more
                 remove_own_folder(run.path)
             return groups
@@ -126,13 +126,13 @@ def _findings(run: RunDir, job_id: str, wait_min: float) -> list[Group]:
             except OSError as error:
                 said = f"its output cannot be read ({error.strerror})"
             says = f"job {job_id} ended without findings: {said or 'it printed nothing'}"
-            return [_about_nodes("job", failure(says, f"its output is in {log}"))]
+            return {NODES: {"job": failure(says, f"its output is in {log}")}}
         time.sleep(_LOOK_S)
     says = (
         f"job {job_id} left no findings in {run.path} within {wait_min:g} min: it waited in the queue, or its nodes do "
         f"not share that folder. {_call_off(job_id)}"
     )
-    return [_about_nodes("job", failure(says, f"raise --wait-min; if the job ran, its output is in {log}"))]
+    return {NODES: {"job": failure(says, f"raise --wait-min; if the job ran, its output is in {log}")}}
 
 
 def _call_off(job_id: str) -> str:
@@ -141,7 +141,3 @@ def _call_off(job_id: str) -> str:
     except LaunchError as error:
         return f"It may still run ({error}): scancel {job_id}"
     return f"Job {job_id} was cancelled."
-
-
-def _about_nodes(check: str, finding: Finding) -> Group:
-    return Group(NODES, (finding.of(check),))

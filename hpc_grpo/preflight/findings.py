@@ -10,7 +10,7 @@ import textwrap
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,26 +35,19 @@ _INDENT = " " * (_STATUS_WIDTH + 2)
 class Finding:
     """The outcome of one check: `says` is what was found, `fix` what to do, never empty for a failure."""
 
-    check: str
     status: Status
     says: str
     fix: str = ""
 
-    def of(self, check: str) -> Finding:
-        """Return the finding with the name of its check. The caller of a check knows the name."""
-        return replace(self, check=check)
 
+Findings = dict[str, Finding]
+"""Findings by the name of their check."""
 
-@dataclass(frozen=True)
-class Group:
-    """The findings about one place: the login node, the nodes, or their connections."""
+Groups = dict[str, Findings]
+"""The findings about each place: the login node, the nodes, and their connections."""
 
-    name: str
-    findings: tuple[Finding, ...]
-
-
-GROUPS = TypeAdapter(list[Group])
-"""Reads groups from the JSON of their `asdict`."""
+GROUPS = TypeAdapter(Groups)
+"""Writes groups as JSON, and reads them."""
 
 
 @dataclass(frozen=True)
@@ -86,22 +79,22 @@ class Context:
 
 
 def ok(says: str) -> Finding:
-    return Finding("", "ok", says)
+    return Finding("ok", says)
 
 
 def warning(says: str, fix: str) -> Finding:
-    return Finding("", "warning", says, fix)
+    return Finding("warning", says, fix)
 
 
 def failure(says: str, fix: str) -> Finding:
-    return Finding("", "failure", says, fix)
+    return Finding("failure", says, fix)
 
 
 def skipped(why: str) -> Finding:
-    return Finding("", "skipped", why)
+    return Finding("skipped", why)
 
 
-def guarded(check: str, run: Callable[[], Finding], deadline_s: float = 12.0) -> Finding:
+def guarded(run: Callable[[], Finding], deadline_s: float = 12.0) -> Finding:
     """Return the finding of `run`; a failure if it raises an expected error or exceeds `deadline_s`.
 
     Runs the check in a thread, which continues after the deadline.
@@ -121,17 +114,17 @@ def guarded(check: str, run: Callable[[], Finding], deadline_s: float = 12.0) ->
     if not found:
         fix = "test by hand whether a file system hangs (df), then whether the scheduler answers"
         found.append(failure(f"the check did not end within {deadline_s:.0f} s", fix))
-    return found[0].of(check)
+    return found[0]
 
 
-def has_failure(groups: Iterable[Group]) -> bool:
-    return any(finding.status == "failure" for group in groups for finding in group.findings)
+def has_failure(groups: Groups) -> bool:
+    return any(finding.status == "failure" for found in groups.values() for finding in found.values())
 
 
-def merged(check: str, by_node: Mapping[str, Finding]) -> Finding:
+def merged(by_node: Mapping[str, Finding]) -> Finding:
     """Return one finding for all nodes: the worst status, with the nodes that have it.
 
-    >>> merged("gpus", {"a": ok("4 idle"), "b": ok("4 idle")}).says
+    >>> merged({"a": ok("4 idle"), "b": ok("4 idle")}).says
     '4 idle, on both nodes'
     """
     status = min((finding.status for finding in by_node.values()), key=_WORST_FIRST.index)
@@ -148,7 +141,7 @@ def merged(check: str, by_node: Mapping[str, Finding]) -> Finding:
         texts = [f"{_first(nodes, ', ', ' and')}: {text}" for text, nodes in nodes_by_text.items()]
         says = _first(texts, "; ", "; and")
     fixes = list(dict.fromkeys(finding.fix for finding in worst.values() if finding.fix))
-    return Finding(check, status, says, "; ".join(fixes[:MAX_NAMED_NODES]))
+    return Finding(status, says, "; ".join(fixes[:MAX_NAMED_NODES]))
 
 
 def _first(texts: Sequence[str], between: str, last: str) -> str:
@@ -156,25 +149,29 @@ def _first(texts: Sequence[str], between: str, last: str) -> str:
     return between.join(texts[:MAX_NAMED_NODES]) + (f"{last} {hidden} more" if hidden > 0 else "")
 
 
-def report_text(groups: Sequence[Group], took_s: float) -> str:
+def report_text(groups: Groups, took_s: float) -> str:
     """Return a table: one line per check below the name of its group, its fix below the check, counts at the end."""
-    width = max((len(finding.check) for group in groups for finding in group.findings), default=0) + 2
+    width = max((len(check) for found in groups.values() for check in found), default=0) + 2
     lines: list[str] = []
-    for group in groups:
-        if group.findings:
-            lines += [f"{group.name}:", *(line for finding in group.findings for line in _lines(finding, width)), ""]
-    counts = Counter(finding.status for group in groups for finding in group.findings)
+    for name, found in groups.items():
+        if found:
+            lines += [f"{name}:", *(line for own in found.items() for line in _lines(*own, width)), ""]
+    counts = Counter(finding.status for found in groups.values() for finding in found.values())
     parts = [f"{counts['ok']} ok", counted(counts["warning"], "warning"), counted(counts["failure"], "failure")]
     return "\n".join([*lines, f"{', '.join(parts)}, {counts['skipped']} skipped in {took_s:.0f} s"]) + "\n"
 
 
-def facts_of(groups: Iterable[Group]) -> list[dict[str, Any]]:
-    """List the findings, each with the name of its group."""
-    return [{"group": group.name, **asdict(finding)} for group in groups for finding in group.findings]
+def facts_of(groups: Groups) -> list[dict[str, Any]]:
+    """List the findings, each with the name of its group and of its check."""
+    return [
+        {"group": name, "check": check, **asdict(finding)}
+        for name, found in groups.items()
+        for check, finding in found.items()
+    ]
 
 
-def _lines(finding: Finding, width: int) -> Iterable[str]:
+def _lines(check: str, finding: Finding, width: int) -> Iterable[str]:
     says = textwrap.indent(finding.says.strip(), _INDENT + " " * width).strip()
-    yield f"  {finding.status:<{_STATUS_WIDTH}}{finding.check:<{width}}{says}"
+    yield f"  {finding.status:<{_STATUS_WIDTH}}{check:<{width}}{says}"
     if finding.fix:
         yield f"{_INDENT}fix: {textwrap.indent(finding.fix, _INDENT + '     ').strip()}"

@@ -37,7 +37,7 @@ from hpc_grpo.metrics.evals import share_interval
 from hpc_grpo.plan.disk import DiskBudget, read_disk
 from hpc_grpo.plan.fit import plan_of
 from hpc_grpo.plan.memory import GH200
-from hpc_grpo.preflight.findings import Context, Finding, failure, guarded, ok, skipped, warning
+from hpc_grpo.preflight.findings import Context, Finding, Findings, failure, guarded, ok, skipped, warning
 from hpc_grpo.preflight.prefetch import DATA_FILES, Item, is_generated, is_there, items_of
 from hpc_grpo.preflight.user_code import is_importable, signature_in, wrong_function
 from hpc_grpo.registry import names_function
@@ -139,7 +139,7 @@ def refusals(
                 yield error
 
 
-def input_findings(context: Context) -> list[Finding]:
+def input_findings(context: Context) -> Findings:
     """Return the doctor's findings about the job's inputs and its disk."""
     judges: dict[str, Callable[[Config, Context], Finding]] = {
         MODEL: model_finding,
@@ -150,8 +150,8 @@ def input_findings(context: Context) -> list[Finding]:
     }
     config = context.config
     if config is None:
-        return [skipped(context.why_no_config).of(check) for check in judges]
-    return [guarded(check, partial(judge, config, context)) for check, judge in judges.items()]
+        return dict.fromkeys(judges, skipped(context.why_no_config))
+    return {check: guarded(partial(judge, config, context)) for check, judge in judges.items()}
 
 
 def model_finding(config: Config, context: Context) -> Finding:
@@ -462,7 +462,8 @@ def small_evals(config: Config) -> Iterator[str]:
         sizes["data.held_out"] = _few(lambda: (each for each in hashes if each < held_out_below(data.held_out or 0.0)))
     for key, num_prompts in sizes.items():
         if num_prompts < _FEW_PROMPTS:
-            widths = [high - low for low, high in map(share_interval, (_half_solved(num_prompts), _half_solved(100)))]
+            half_solved = ([float(each % 2) for each in range(number)] for number in (int(num_prompts), 100))
+            widths = [high - low for low, high in map(share_interval, half_solved)]
             yield (
                 f"{key} has {counted(int(num_prompts), 'prompt')}: the 95% interval of its pass@1 can be "
                 f"{widths[0]:.2f} wide. With 100 prompts it is at most {widths[1]:.2f}."
@@ -489,10 +490,6 @@ def _few(rows: Callable[[], Iterator[object]]) -> float:
         return sum(1 for _ in islice(rows(), _FEW_PROMPTS)) or inf
     except ConfigError:  # another check reports the error
         return inf
-
-
-def _half_solved(num_prompts: float) -> list[float]:
-    return [float(number % 2) for number in range(int(num_prompts))]
 
 
 def refuse_wrong_rewards(config: Config, working_dir: Path) -> None:

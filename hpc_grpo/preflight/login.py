@@ -14,7 +14,7 @@ from hpc_grpo.launch.environment import PROXIES, SCHEDULER, environment_report, 
 from hpc_grpo.launch.place import job_queue
 from hpc_grpo.launch.place.job_queue import JobRequest
 from hpc_grpo.launch.place.slurm import partition
-from hpc_grpo.preflight.findings import Context, Finding, Group, failure, guarded, ok, skipped, warning
+from hpc_grpo.preflight.findings import Context, Finding, Findings, failure, guarded, ok, skipped, warning
 from hpc_grpo.preflight.folders import run_folder_finding
 from hpc_grpo.preflight.inputs import input_findings, refusals, refuse_missing_python
 from hpc_grpo.run.paths import RunDir
@@ -30,39 +30,38 @@ _SBATCH_DEADLINE_S = 10.0
 _OTHERS_BITS = stat.S_IRWXG | stat.S_IRWXO
 
 
-def login_group(context: Context, num_nodes: int, partitions: Answer | None) -> Group:
+def login_findings(context: Context, num_nodes: int, partitions: Answer | None) -> Findings:
     """Return all findings of the login node. `partitions` is None in a job: Slurm has accepted its partition."""
-    findings = [_config(context).of("config")]
-    if partitions is None:
-        findings.append(skipped("this is a job: Slurm has accepted it").of("partition"))
-    else:
-        findings += scheduler_findings(context, num_nodes, partitions)
-    findings += [
-        guarded("run folder", lambda: run_folder_finding(context.root)),
-        *input_findings(context),
-        guarded("secret files", lambda: secret_files_finding(context)),
-        guarded("variables", lambda: variables_finding(context)),
-        guarded("proxies", lambda: proxies_finding(context)),
-    ]
-    return Group(NAME, tuple(findings))
+    of_slurm = {"partition": skipped("this is a job: Slurm has accepted it")}
+    if partitions is not None:
+        of_slurm = scheduler_findings(context, num_nodes, partitions)
+    return {
+        "config": _config(context),
+        **of_slurm,
+        "run folder": guarded(lambda: run_folder_finding(context.root)),
+        **input_findings(context),
+        "secret files": guarded(lambda: secret_files_finding(context)),
+        "variables": guarded(lambda: variables_finding(context)),
+        "proxies": guarded(lambda: proxies_finding(context)),
+    }
 
 
-def scheduler_findings(context: Context, num_nodes: int, partitions: Answer) -> Iterator[Finding]:
+def scheduler_findings(context: Context, num_nodes: int, partitions: Answer) -> Findings:
     """Check Slurm, partition, account, walltime and options. Makes up to two calls to the scheduler."""
     launch, associations = context.launch, partition.ask_associations()
-    found = [
-        guarded("slurm", lambda: version_finding(partition.ask_version())),
-        guarded("partition", lambda: partition_finding(launch, partitions, num_nodes)),
-        guarded("account", lambda: account_finding(launch, associations, partitions)),
-        guarded("walltime", lambda: walltime_finding(launch, partitions, associations)),
-    ]
-    yield from found
-    if any(finding.status == "failure" for finding in found):
-        yield skipped("Slurm would refuse the job: see the failures above").of("submit options")
+    found = {
+        "slurm": guarded(lambda: version_finding(partition.ask_version())),
+        "partition": guarded(lambda: partition_finding(launch, partitions, num_nodes)),
+        "account": guarded(lambda: account_finding(launch, associations, partitions)),
+        "walltime": guarded(lambda: walltime_finding(launch, partitions, associations)),
+    }
+    if any(finding.status == "failure" for finding in found.values()):
+        options = skipped("Slurm would refuse the job: see the failures above")
     elif partitions.is_absent:
-        yield skipped(partitions.error).of("submit options")
+        options = skipped(partitions.error)
     else:
-        yield guarded("submit options", lambda: _submit_options(context, num_nodes))
+        options = guarded(lambda: _submit_options(context, num_nodes))
+    return {**found, "submit options": options}
 
 
 def version_finding(answer: Answer) -> Finding:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hpc_grpo.config.resources import object_store_bytes
-from hpc_grpo.preflight.findings import Finding, failure, merged, ok, skipped, warning
+from hpc_grpo.preflight.findings import Finding, Findings, failure, merged, ok, skipped, warning
 from hpc_grpo.preflight.folders import NETWORK
 from hpc_grpo.preflight.node_facts import NodeFacts
 from hpc_grpo.types import GIB
@@ -35,9 +35,9 @@ _MAX_IDLE_MIB = 1024
 _MAX_IDLE_UTILIZATION = 10
 
 
-def node_findings(facts: Sequence[NodeFacts], needs: NodeNeeds) -> list[Finding]:
+def node_findings(facts: Sequence[NodeFacts], needs: NodeNeeds) -> Findings:
     """Return one finding for each check, over all nodes."""
-    return [merged(name, {node.node: check(node, needs) for node in facts}) for name, check in CHECKS.items()]
+    return {name: merged({node.node: check(node, needs) for node in facts}) for name, check in CHECKS.items()}
 
 
 def interface(node: NodeFacts, _needs: NodeNeeds) -> Finding:

@@ -28,7 +28,7 @@ from hpc_grpo.launch.place.container import Container, container_of, node_comman
 from hpc_grpo.plan.budgets import published_parameters
 from hpc_grpo.plan.model import read_model
 from hpc_grpo.preflight import network
-from hpc_grpo.preflight.findings import MAX_NAMED_NODES, Context, Finding, Group, failure, ok, skipped
+from hpc_grpo.preflight.findings import MAX_NAMED_NODES, Context, Finding, Findings, Groups, failure, ok, skipped
 from hpc_grpo.preflight.folders import remove_own_folder
 from hpc_grpo.preflight.network import Measured
 from hpc_grpo.preflight.node_checks import NodeNeeds, node_findings
@@ -130,7 +130,7 @@ class NodeLinks:
         return self._failed[node]
 
 
-def examine(place: Place, nodes: Sequence[str], context: Context, folder: Path) -> list[Group]:
+def examine(place: Place, nodes: Sequence[str], context: Context, folder: Path) -> Groups:
     """Return the findings about `nodes` and their connections. Creates and removes `folder`, for the canary file."""
     launch = context.launch
     container = container_of(launch, context.config, [context.root, Path.cwd()])
@@ -138,9 +138,9 @@ def examine(place: Place, nodes: Sequence[str], context: Context, folder: Path) 
     try:
         replies = links.ask_all(nodes, _FACTS_S, "facts")
         facts = [FACTS.validate_python(reply.value) for reply in replies.values() if not reply.error]
-        findings = [_answered(replies, launch).of("answers")]
+        findings = {"answers": _answered(replies, launch)}
         if facts:
-            findings += node_findings(facts, needs_of(context, is_job=place.queue is not None))
+            findings |= node_findings(facts, needs_of(context, is_job=place.queue is not None))
         if len(nodes) == 1:
             between = {check: skipped("one node") for check in ("canary", "clocks", "versions", "gloo")}
             if facts and facts[0].gpus:
@@ -159,8 +159,7 @@ def examine(place: Place, nodes: Sequence[str], context: Context, folder: Path) 
                 "versions": network.versions(facts),
                 **_measured(links, facts, launch),
             }
-        findings_between = tuple(finding.of(check) for check, finding in between.items())
-        return [Group(NODES, tuple(findings)), Group(BETWEEN, findings_between)]
+        return {NODES: findings, BETWEEN: between}
     finally:
         links.close(_CLOSE_S)
         remove_own_folder(folder)
@@ -210,7 +209,7 @@ def _clocks(links: NodeLinks, nodes: Sequence[str]) -> Finding:
     return network.clocks(offsets_s)
 
 
-def _measured(links: NodeLinks, facts: Sequence[NodeFacts], launch: LaunchConfig) -> dict[str, Finding]:
+def _measured(links: NodeLinks, facts: Sequence[NodeFacts], launch: LaunchConfig) -> Findings:
     if broken := [node.node for node in facts if not node.address or not node.free_port]:
         return {"gloo": skipped(f"no address or port on {', '.join(broken)}, see above")}
     if missing := [node.node for node in facts if "torch" not in node.versions]:

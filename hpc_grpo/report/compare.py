@@ -110,11 +110,8 @@ def _lines(run: RunDir) -> dict[int, dict[str, Any]]:
 
 def last_values(lines: dict[int, dict[str, Any]]) -> dict[str, float]:
     """Return the last value of the reward and of each eval metric."""
-    shown = (name for line in lines.values() for name in line if name == REWARD or name.startswith("eval/"))
-    return {
-        name: next((lines[step][name] for step in reversed(lines) if name in lines[step]), math.nan)
-        for name in dict.fromkeys(shown)
-    }
+    every = (metric for line in lines.values() for metric in line.items())  # a later value replaces an earlier one
+    return {name: value for name, value in every if name == REWARD or name.startswith("eval/")}
 
 
 def _newest_eval(run: RunDir, eval_set: str, lines: Mapping[int, Any]) -> list[EvalGroup]:

@@ -11,12 +11,12 @@ import base64
 import hashlib
 import html
 import json
-import math
 import re
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from hpc_grpo.run.files import read_record, write_atomic, writing
 from hpc_grpo.run.frozen_config import flat
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import MetricColumns
-from hpc_grpo.system.readable import counted, moment, printable
+from hpc_grpo.system.readable import counted, for_json, moment, printable
 
 _HERE = Path(__file__).parent
 MOST_ROLLOUT_BYTES, _MOST_STEPS = 8 << 20, 500
@@ -156,14 +156,8 @@ def read_values(path: Path) -> dict[str, Any]:
 
 
 def clean(value: Any) -> Any:
-    """Return values with all texts printable, because others wrote them. Values that JSON cannot hold become None."""
-    if isinstance(value, str):
-        return printable(value, longest_line=None)
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {clean(key): clean(item) for key, item in value.items()}
-    return [clean(item) for item in value] if isinstance(value, list | tuple) else value
+    """Return values as JSON holds them, with all texts printable, because others wrote them."""
+    return for_json(value, partial(printable, longest_line=None))
 
 
 def _headline(columns: MetricColumns) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ import math
 import re
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 UNKNOWN = "-"
@@ -117,6 +117,17 @@ def finite_or_none(value: Any) -> float | None:
     """Return a file's value as a finite number; None if it is not one."""
     number = value if type(value) is float else number_or_none(value)
     return number if number is not None and math.isfinite(number) else None
+
+
+def for_json(value: Any, spell: Callable[[str], str] = str) -> Any:
+    """Return values as JSON holds them: numbers that are not finite become None. `spell` writes each text."""
+    if isinstance(value, str):
+        return spell(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {spell(str(key)): for_json(item, spell) for key, item in value.items()}
+    return [for_json(item, spell) for item in value] if isinstance(value, list | tuple) else value
 
 
 def decimal(value: float | None) -> str:

@@ -42,7 +42,7 @@ def test_a_quota_of_files_that_the_run_will_pass_is_a_warning(num_files: int | N
 def test_a_model_that_is_not_here_is_not_judged() -> None:
     config = load_config("local/debug", ["model.path=org/nowhere"])
     assert disk_finding(config, Context(config, config.launch, {})).status == "skipped"
-    assert {found.status for found in input_findings(Context(None, config.launch, {}))} == {"skipped"}
+    assert {found.status for found in input_findings(Context(None, config.launch, {})).values()} == {"skipped"}
 
 
 def test_a_file_system_that_does_not_say_what_is_free_fails_the_check_and_the_submission(

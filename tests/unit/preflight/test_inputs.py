@@ -25,11 +25,11 @@ def context(environ: dict[str, str] | None = None, **sections: Any) -> Context:
 
 
 def model_finding(own: Context) -> Finding:
-    return next(finding for finding in input_findings(own) if finding.check == "model")
+    return input_findings(own)["model"]
 
 
 def data_finding(own: Context) -> Finding:
-    return next(finding for finding in input_findings(own) if finding.check == "data")
+    return input_findings(own)["data"]
 
 
 def cached(home: Path, kind: str, name: str) -> Path:
@@ -44,10 +44,10 @@ def test_a_model_folder_needs_weights(tmp_path: Path, monkeypatch: pytest.Monkey
     found = model_finding(here)
     assert (found.status, found.fix) == ("failure", PREFETCH)
     (tmp_path / "model.safetensors").touch()
-    assert model_finding(here) == Finding("model", "ok", str(tmp_path))
+    assert model_finding(here) == Finding("ok", str(tmp_path))
     monkeypatch.chdir(tmp_path.parent)
     found = model_finding(context(model={"path": f"./{tmp_path.name}"}))
-    assert found == Finding("model", "ok", f"./{tmp_path.name} is in {tmp_path}")
+    assert found == Finding("ok", f"./{tmp_path.name} is in {tmp_path}")
 
 
 def test_a_mixture_of_experts_is_a_failure_unless_nothing_is_sampled(tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ def test_a_model_that_is_not_cached_is_a_failure_only_offline(
 
 def test_without_a_config_nothing_is_looked_for() -> None:
     nothing = Context(None, LaunchConfig(), {})
-    assert model_finding(nothing) == Finding("model", "skipped", "give a CONFIG")
-    assert data_finding(nothing) == Finding("data", "skipped", "give a CONFIG")
+    assert model_finding(nothing) == Finding("skipped", "give a CONFIG")
+    assert data_finding(nothing) == Finding("skipped", "give a CONFIG")
 
 
 def test_data_files_must_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_data_files_must_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     rows.touch()
     monkeypatch.chdir(tmp_path)
     found = data_finding(context(data={"train": {"path": "rows.jsonl"}, "eval": {"path": str(rows)}}))
-    assert found == Finding("data", "ok", str(rows))
+    assert found == Finding("ok", str(rows))
     gone = {"path": f"{tmp_path}/gone.jsonl"}
     found = data_finding(context(data={"train": {"path": str(rows)}, "eval": gone}, eval={"every": 1}))
     assert (found.status, "data.eval.path" in found.fix) == ("failure", True)
@@ -123,7 +123,7 @@ def test_data_sets_by_name_are_found_in_the_cache(tmp_path: Path) -> None:
     cached(tmp_path, "datasets", "some/set")
     assert "other/set" in data_finding(here).says and "some/set" not in data_finding(here).says
     cached(tmp_path, "datasets", "other/set")
-    assert data_finding(here) == Finding("data", "ok", "other/set, some/set")
+    assert data_finding(here) == Finding("ok", "other/set, some/set")
 
 
 def test_a_path_that_does_not_exist_is_a_failure_online_too(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_file_must_have_the_function_unless_only_its_run_shows_that(
 
 @pytest.mark.parametrize("name", ["mine.py:f", "my_rewards:f"])
 def test_the_doctor_misses_the_code_of_a_reward(name: str) -> None:
-    found = next(finding for finding in input_findings(context(rewards=[{"name": name}])) if finding.check == "inputs")
+    found = input_findings(context(rewards=[{"name": name}]))["inputs"]
     assert (found.status, f"rewards.0.name = {name}: there is no " in found.says) == ("failure", True)
 
 
@@ -206,7 +206,7 @@ def test_the_doctor_begins_an_episode_of_each_environment(tmp_path: Path, row: s
         data={"train": {"path": str(tmp_path / "rows.jsonl"), "prompt_field": None, "answer_field": None}},
         eval={"every": None},
     )
-    found = next(finding for finding in input_findings(own) if finding.check == "environments")
+    found = input_findings(own)["environments"]
     assert found.status == status
     assert says in found.says
 
@@ -221,7 +221,7 @@ def test_the_doctor_gives_environments_the_answer_of_a_row_as_training_does(tmp_
         data={"train": {"path": str(tmp_path / "rows.jsonl"), "answer_field": "solution"}},
         eval={"every": None},
     )
-    [found] = [finding for finding in input_findings(own) if finding.check == "environments"]
+    found = input_findings(own)["environments"]
     assert found.status == "ok", found.says
 
 
@@ -234,5 +234,5 @@ def test_the_doctor_gives_environments_rows_as_training_does(tmp_path: Path) -> 
         data={"train": {"path": str(tmp_path / "rows.parquet"), "prompt_field": None, "answer_field": None}},
         eval={"every": None},
     )
-    [found] = [finding for finding in input_findings(own) if finding.check == "environments"]
+    found = input_findings(own)["environments"]
     assert (found.status, found.says) == ("ok", f"{file}:Bad: an episode began")

@@ -52,7 +52,8 @@ def test_a_good_node_gives_ok_everywhere() -> None:
         "placement",
     ]
     names += ["gpus", "cuda", "compiler", "compile caches", "slingshot"]
-    assert [(finding.check, finding.status) for finding in node_findings([GOOD], NEEDS)] == [(n, "ok") for n in names]
+    found = node_findings([GOOD], NEEDS)
+    assert [(check, finding.status) for check, finding in found.items()] == [(n, "ok") for n in names]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ def test_a_good_node_gives_ok_everywhere() -> None:
     ],
 )
 def test_each_bad_fact_has_its_finding_and_no_other(check: str, status: str, says: str, facts: dict[str, Any]) -> None:
-    findings = {finding.check: finding for finding in node_findings([replace(GOOD, **facts)], NEEDS)}
+    findings = node_findings([replace(GOOD, **facts)], NEEDS)
     found = findings.pop(check)
     assert found.status == status
     assert says in found.says
@@ -121,21 +122,21 @@ def test_each_bad_fact_has_its_finding_and_no_other(check: str, status: str, say
 
 def test_gpus_may_be_absent_where_none_is_wanted() -> None:
     cpu_node = replace(GOOD, num_gpus=0, gpus=(), gpus_error="no nvidia-smi on PATH", wheel_cuda="", driver_cuda="")
-    statuses = {finding.check: finding.status for finding in node_findings([cpu_node], NodeNeeds())}
-    assert (statuses["gpus"], statuses["cuda"]) == ("skipped", "skipped")
-    wanting = {finding.check: finding for finding in node_findings([cpu_node], NodeNeeds(wants_cuda=True))}
+    found = node_findings([cpu_node], NodeNeeds())
+    assert (found["gpus"].status, found["cuda"].status) == ("skipped", "skipped")
+    wanting = node_findings([cpu_node], NodeNeeds(wants_cuda=True))
     assert wanting["gpus"].status == "failure"
 
 
 def test_amd_gpus_are_named_once_also_where_none_is_wanted() -> None:
     amd = replace(GOOD, num_gpus=0, gpus=(), gpus_error="no nvidia-smi on PATH", wheel_cuda="", has_rocm=True)
-    found = [finding for finding in node_findings([amd], NodeNeeds()) if finding.status != "ok"]
-    assert [(finding.check, finding.status) for finding in found] == [
+    found = {check: own for check, own in node_findings([amd], NodeNeeds()).items() if own.status != "ok"}
+    assert [(check, finding.status) for check, finding in found.items()] == [
         ("gpus", "warning"),
         ("cuda", "skipped"),
         ("compiler", "skipped"),
     ]
-    assert "AMD GPUs (ROCm) are not supported" in found[0].says
+    assert "AMD GPUs (ROCm) are not supported" in found["gpus"].says
 
 
 def test_the_object_store_takes_at_most_its_share_of_shared_memory() -> None:
@@ -146,8 +147,8 @@ def test_the_object_store_takes_at_most_its_share_of_shared_memory() -> None:
 
 def test_nodes_share_a_line_and_the_worst_is_named() -> None:
     others = [replace(GOOD, node=f"nid{i:03d}") for i in range(2, 9)]
-    lines = {finding.check: finding for finding in node_findings([GOOD, *others], NEEDS)}
+    lines = node_findings([GOOD, *others], NEEDS)
     assert lines["cuda"].says == "driver runs CUDA 12.7, torch is built for 12.6, on all 8 nodes"
     bad = replace(GOOD, node="nid009", num_usable_cpus=1)
-    lines = {finding.check: finding for finding in node_findings([GOOD, *others, bad], NEEDS)}
+    lines = node_findings([GOOD, *others, bad], NEEDS)
     assert (lines["cpus"].status, lines["cpus"].says) == ("failure", "nid009: pinned to 1 of 288 CPUs")

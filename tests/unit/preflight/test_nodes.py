@@ -73,10 +73,10 @@ def test_a_process_that_dies_gives_its_last_words_as_error() -> None:
 def test_dead_nodes_are_findings_and_what_is_between_them_is_skipped(tmp_path: Path) -> None:
     place = replace(PLACE, wrap=lambda *_: ["false"])
     groups = examine(place, TWO, Context(None, LaunchConfig(), {}), own_folder(tmp_path))
-    (answers,) = groups[0].findings
-    assert (answers.check, answers.status) == ("answers", "failure")
-    assert answers.fix
-    assert {finding.status for finding in groups[1].findings} == {"skipped"}
+    assert [*groups] == ["nodes", "between nodes"]
+    assert {check: finding.status for check, finding in groups["nodes"].items()} == {"answers": "failure"}
+    assert groups["nodes"]["answers"].fix
+    assert {finding.status for finding in groups["between nodes"].values()} == {"skipped"}
     assert list(tmp_path.iterdir()) == []
 
 
