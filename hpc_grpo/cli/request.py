@@ -64,7 +64,7 @@ env -0
 class Request:
     """A resolved config, the overrides that led to it, and the variables that a `.sh` config exported.
 
-    `told` says what is different from the options of another system.
+    `told` lists the differences from the options of another system.
     """
 
     config: Config
@@ -77,7 +77,7 @@ class Request:
         return {**os.environ, **self.exported}
 
     def tell(self) -> None:
-        """Print what is different from the options of another system."""
+        """Print the differences from the options of another system."""
         if self.told:
             echo(self.told, err=True)
 

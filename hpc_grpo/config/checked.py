@@ -183,9 +183,9 @@ def in_plain_words(detail: Any) -> str:
 
 @dataclass
 class _Place:
-    """The place of an error in a config. `keys` is the path of the wrong key. `section` is the class with the last key.
+    """The place of an error in a config. `keys`: the path of the wrong key. `section`: the class with the last key.
 
-    `chosen` is the variant of `section`. `variants` are the possible variants of the last key.
+    `chosen`: the variant's name if `section` is a variant, else None. `variants`: the last key's choices, by name.
     """
 
     keys: list[str]

@@ -112,7 +112,7 @@ def budget_of(config: Config) -> Budget:
 
 
 def schedules_ahead(config: Config, *, on_gpu: bool) -> bool:
-    """Return whether an engine schedules the next step during this one. Default: on GPU without ngram guesses."""
+    """Return whether vLLM schedules a step while another runs. Default: on GPU without ngram speculation."""
     asked = config.engine.vllm.get("async_scheduling")
     return on_gpu and config.engine.ngram_tokens is None if asked is None else asked
 
@@ -173,7 +173,7 @@ def kv_cache_gib(config: Config, *, on_gpu: bool) -> float | None:
 
 
 def max_batched_tokens(config: Config, *, on_gpu: bool) -> int:
-    """Return the token limit of an engine's step. The default has room for all decoding requests and their guesses."""
+    """Return the token limit of an engine's step. Default: room for all decoding requests and their guessed tokens."""
     engine, given = config.engine, config.engine.vllm.get("max_num_batched_tokens")
     decoded = engine.max_num_seqs * (1 + (engine.ngram_tokens or 0))
     if on_gpu:

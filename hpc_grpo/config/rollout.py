@@ -176,7 +176,7 @@ _OF_OTHER_KEYS = {
     "|trust_remote_code|hf_overrides|load_format|model_class_overrides|model_loader_extra_config|skip_tokenizer_init"
     "|enable_trace_replay|tokens_only|runner|convert|pooler_config|enable_prompt_embeds|logprobs_mode|max_logprobs|return_sampling_mask"
     "|.*lora.*|weight_transfer_config|(cpu_)?offload_.*|kv_offloading_.*|(kv|ec)_transfer_config|disable_sliding_window"
-    "|profiler_config": "hpc-grpo alone",
+    "|profiler_config": "hpc-grpo",
 }
 """Arguments of vllm.EngineArgs, as patterns -> what decides them instead of `engine.vllm`."""
 

@@ -206,7 +206,7 @@ class MetricsConfig(Section):
     @classmethod
     def _are_not_ours(cls, args: WandbArgs) -> WandbArgs:
         if taken := [name for name in args if name in _OF_THE_RUN]:
-            raise ValueError(f"{taken[0]} is set by hpc-grpo alone")
+            raise ValueError(f"{taken[0]} is set by hpc-grpo: remove it here")
         return args
 
     @field_validator("profile_steps")

@@ -63,9 +63,9 @@ class Curriculum:
         return ordinal
 
     def _rests(self, stream: PromptStream, ordinal: int) -> bool:
-        """Return whether the prompt rests, or is too hard: its rank is not below the current competence.
+        """Return True if the prompt rests, or if its difficulty rank is at least the competence c.
 
-        c = min(1, sqrt(t (1 - c_0^2) / T + c_0^2)), with the ordinal t, and T ordinals in `difficulty_epochs`
+        c = min(1, sqrt(t (1 - c_0^2) / T + c_0^2)), with the prompt's ordinal t, and T prompts in `difficulty_epochs`
         """
         place = stream.place(ordinal)
         _, until = self._known.get(_key(place), _NEITHER)

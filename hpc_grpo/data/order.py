@@ -97,7 +97,7 @@ def sampling_seed(run_seed: int, ordinal: int, sample_index: int, policy_version
 def places_per_epoch(sources: Sequence[SourceConfig], sizes: Sequence[int]) -> list[int]:
     """Return the number of prompts of each source in an epoch, at least one. `sizes` are the sources' numbers of items.
 
-    With weights, an epoch has as many prompts as all sources have items, divided by weight (largest remainders).
+    With weights, an epoch has as many prompts as all sources have items. Weights set the shares (largest remainders).
 
     >>> places_per_epoch([SourceConfig(path="a", weight=2), SourceConfig(path="b", weight=1)], [10, 90])
     [67, 33]

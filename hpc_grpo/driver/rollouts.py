@@ -168,7 +168,7 @@ class RolloutScheduler:
         return [*(group.prompt.ordinal for group in self._started), *self._chosen]
 
     def _start(self, count: int, policy_version: int) -> None:
-        """Start the next `count` prompts, or fewer if all others rest forever. A call queues at most a step's."""
+        """Start the next `count` prompts, or fewer if all others rest forever. The pool gets one step's at a time."""
         rollout = self._config.rollout
         while count > 0:
             prompts: list[Prompt] = []

@@ -93,7 +93,7 @@ class Request:
 
     @property
     def said(self) -> Any:
-        """Return the parts compared with earlier answers: the prompt, or a key of each message."""
+        """Return what is matched with earlier answers: the prompt, or one key for each message."""
         return [*map(_key, self.given)] if self.is_chat else self.given
 
 

@@ -114,7 +114,7 @@ class EpisodePlayer:
         one_by_one: Any = asyncio.Lock() if self._in_waves else contextlib.nullcontext()
 
         async def ask(prompt: Sequence[int], turn: int, most: int) -> Completion:
-            """Sample a turn of at most `most` tokens. With waves, parallel requests of an agent run one by one."""
+            """Sample a turn of at most `most` tokens. In a synchronous run, an agent's requests run one by one."""
             sampling, seed = request.sampling, request.seeds[index]
             if most < sampling.max_new_tokens:
                 sampling = replace(sampling, max_new_tokens=most, min_new_tokens=min(sampling.min_new_tokens, most))

@@ -65,7 +65,7 @@ def catching(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class WeightReceiver:
-    """The extension of vLLM's worker class, which has the attributes `vllm_config` and `model_runner`."""
+    """Extends vLLM's worker class. The worker sets `vllm_config` and `model_runner`."""
 
     model_runner: Any
     vllm_config: Any

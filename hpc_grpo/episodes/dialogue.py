@@ -236,7 +236,7 @@ class Conversation:
 
 
 class WrittenText:
-    """The prompt of a text completion: token ids, or a text whose names of control tokens become control tokens."""
+    """The prompt of a text completion: token ids, or a text in which names of control tokens are parsed."""
 
     def __init__(self, dialogue: Dialogue, given: str | Sequence[int]) -> None:
         self._pieces = dialogue.pieces

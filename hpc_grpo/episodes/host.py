@@ -63,7 +63,7 @@ class Host:
             plays = callable(getattr(environment, "play", None))
             for method in () if plays else ("reset", "step"):
                 if not callable(getattr(environment, method, None)):
-                    raise ConfigError(f"it has no method {method}, nor play (docs/environments.md)")
+                    raise ConfigError(f"it has no method {method}. Add it, or a method play (docs/environments.md)")
         except BaseException as error:  # noqa: BLE001 - a user's class may raise anything; it becomes an answer
             return {"refused": str(error) if isinstance(error, HpcGrpoError) else described(error)}
         is_async = inspect.iscoroutinefunction(environment.play if plays else environment.step)

@@ -123,7 +123,7 @@ class _Call:
 
 
 class _Process:
-    """A process of `host.main`, and the calls that wait for its answers, by number."""
+    """A process that runs `host.main`, and its unanswered calls by call number."""
 
     def __init__(self, environment: EnvironmentConfig) -> None:
         self.num_sessions, self.numbers = 0, itertools.count()
@@ -228,7 +228,7 @@ class _Process:
     async def _start(self) -> None:
         """Connect, and wait until the environment is imported.
 
-        Raises ConfigError if it cannot be created, EnvironmentLostError if its process ends, and EnvironmentLateError.
+        Raises ConfigError (cannot be created), EnvironmentLostError (process ended), EnvironmentLateError (too slow).
         """
         reader, self._writer = await asyncio.open_connection(sock=self._socket, limit=MAX_LINE_BYTES)
         self._writer.write(self._environment.model_dump_json().encode() + b"\n")

@@ -54,7 +54,7 @@ class Controller:
     async def run(self, loops: Sequence[Callable[[], Awaitable[None]]], *, listens: bool) -> None:
         """Run the loops until a signal. Without a controller, jobs continue for the length of their lease.
 
-        `listens`: one of the loops dispatches, so other processes may announce jobs.
+        `listens`: also receive jobs that other processes announce, for a loop that dispatches.
         """
         ended = asyncio.Event()
         for sig in (*end_signals(), signal.SIGINT):

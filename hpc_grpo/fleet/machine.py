@@ -59,7 +59,7 @@ class Vm:
 
 
 class Machine(Protocol):
-    """Implemented by SshMachine and LocalMachine, and by a simulated machine in tests and benchmarks."""
+    """A VM that a controller visits: SshMachine, LocalMachine, or a simulated machine in tests and benchmarks."""
 
     async def visit(self, request: Request, decide: Decide) -> Outcome:
         """Observe the VM, let `decide` commit the observation, and deliver the orders. Raises VisitError."""
@@ -69,7 +69,7 @@ class Machine(Protocol):
 
 
 class LocalMachine:
-    """This machine as a VM: visits by a child process. `python` of the row may name another interpreter."""
+    """This machine as a VM. A child process makes each visit, with the Python `vm.python`, if set."""
 
     def __init__(self, vm: Vm) -> None:
         self._python = sys.executable if vm.python in ("", "python3") else vm.python

@@ -68,7 +68,7 @@ class GpuSeen:
 
 @dataclass(frozen=True)
 class AttemptSeen:
-    """An attempt on the VM. `ended` is None while it runs. `log` begins at the requested offset, and has a bound."""
+    """An attempt on the VM. `ended` is None while it runs. `log`: bytes from the requested offset, up to a limit."""
 
     __pydantic_config__: ClassVar[Any] = {"val_json_bytes": "base64"}
 

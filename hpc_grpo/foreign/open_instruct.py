@@ -135,8 +135,8 @@ def _correction(value: Any, theirs: Theirs) -> Any:
     if is_masked:
         ours = below("loss.correction", {"name": "icepop", "args.low": mask_low, "args.cap": mask_high})
     if clamp_low or (is_masked and high < mask_high):
-        raise RefusedError("a weight is either truncated from above or masked here: set rho_clamp_lower_bound 0, and "
-                           "with a mask also rho_clamp_upper_bound 0", ours)  # fmt: skip
+        raise RefusedError("hpc-grpo truncates a weight from above or masks it, not both: set rho_clamp_lower_bound 0; "
+                           "with a mask, rho_clamp_upper_bound 0 too", ours)  # fmt: skip
     if theirs.get("rho_mask_sequence_level") or theirs.get("rho_mask_tv_divergence"):
         raise RefusedError("rho is per token here. For sequences loss.correction has sequence_mask, and geometric, "
                            "which weighs each token by its own ratio", ours)  # fmt: skip

@@ -310,7 +310,7 @@ def whole_groups(count: Any, what: str) -> Any:
 
 
 def length(steps: Any, epochs: Any) -> dict[str, Any]:
-    """Return the run's length: steps, or epochs if no steps are given. Our runs have one length."""
+    """Return the run's length: steps, or epochs if no steps are given. Our config has only one of the two."""
     return {"train.total_steps": int(steps)} if steps else {"train.total_epochs": int(epochs)}
 
 

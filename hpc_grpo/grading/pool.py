@@ -222,7 +222,7 @@ class PendingGroup:
 
 
 class _WorkerLostError(Exception):
-    """The worker ended or was stopped. `how` is a text for errors; `is_calls_fault`: a retry would end the same way."""
+    """The worker ended, or SIGSTOP stopped it. `how`: for errors; `is_calls_fault`: a retry would end the same way."""
 
     def __init__(self, how: str, *, is_calls_fault: bool) -> None:
         self.how, self.is_calls_fault = how, is_calls_fault

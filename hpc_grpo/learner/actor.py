@@ -46,7 +46,7 @@ class LearnerActor:
     def __init__(
         self, config: Config, rank: int, world_size: int, total_optimizer_steps: int, keeper: Any = None
     ) -> None:
-        """`keeper` is the actor of the head's disk, if this node does not see that disk (run/keeper.py)."""
+        """`keeper`: the Ray actor that serves the head's disk to a node without that disk (run/keeper.py)."""
         dump_stacks_on_signal("learner")
         PULSE.open("learner", patience_of_actor(config))
         # Call this before the import of torch, whose threads inherit the cores.

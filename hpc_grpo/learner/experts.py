@@ -1,4 +1,4 @@
-"""The routers of a mixture: in float32, with replayed experts, and the loss that balances the load of the experts."""
+"""MoE routers in float32, replay of the experts that engines chose, and the load-balancing loss."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ class Routers:
     """Holds the routers of all layers, and inside `recorded` also the logits of a pass."""
 
     def __init__(self, language_model: Any) -> None:
-        """Let each router compute in float32, and with the decoder's argument `routed_experts` `[T, layers, k]`.
+        """Make each router compute in float32, and use the experts that it is given.
 
-        Models whose type is not in MIXTURES do not change.
+        The decoder's argument `routed_experts` `[T, layers, k]` has them. Models whose type is not in MIXTURES do not
+        change.
         """
         self.modules: list[Any] = []
         self._logits: list[Tensor] | None = None

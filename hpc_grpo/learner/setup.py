@@ -58,7 +58,7 @@ def build_engine(
     if total_optimizer_steps is None and train.total_steps is not None:
         total_optimizer_steps = config.optimizer_steps(train.total_steps)
     name = "constant_with_warmup" if train.schedule == "constant" else train.schedule
-    scheduler = get_scheduler(name, optimizer, train.warmup_steps, total_optimizer_steps)
+    scheduler = get_scheduler(name, optimizer, train.warmup_steps, total_optimizer_steps)  # the learning-rate schedule
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=optimizer, lr_scheduler=scheduler, config=settings, dist_init_required=False
     )

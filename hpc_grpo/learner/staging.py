@@ -83,7 +83,7 @@ class StagedFiles:
 
     @contextmanager
     def new_checkpoint(self, *, keeps: bool) -> Iterator[None]:
-        """Collect the files saved in the block as one checkpoint. The previous checkpoint must be written."""
+        """Collect the files saved in the block as one checkpoint. The previous checkpoint must already be on disk."""
         self.keeps, self.written, self._staged = keeps, [], []
         with self._memory.reused():
             yield

@@ -124,7 +124,7 @@ def activation_parts(model: Model, config: Config, *, on_gpu: bool) -> list[Part
     train, b, saves = config.train, DTYPE_BYTES[config.model.dtype], is_checkpointed(config, on_gpu=on_gpu)
     tokens, degree = ceil(train.max_tokens_per_microbatch / train.sequence_parallel), train.sequence_parallel
     peak = activations(model.shape, b, tokens, resources.LOGPROB_CHUNK_TOKENS, is_checkpointed=saves)
-    # On a GPU a masked kernel needs as many key heads as query heads, so a sequence's own keys are repeated too.
+    # On a GPU, a masked kernel needs as many key heads as query heads, so unshared keys are repeated too.
     copies = resources.KEYS_OF_A_TOKEN if on_gpu else resources.KEYS_OF_A_TOKEN - 1
     size = model.shape.attention_size if on_gpu else model.shape.kv_size
     repeated = tokens * b * 2 * copies * size * (1 if saves else model.shape.num_layers)

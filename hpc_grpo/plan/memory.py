@@ -27,7 +27,7 @@ class Part:
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """The parts on one device at the same time, and the device's capacity, in bytes."""
+    """The parts of memory in use on one device at the same time, and the device's capacity in bytes."""
 
     device: str
     parts: tuple[Part, ...]

@@ -20,7 +20,7 @@ _NCCL_BYTES_FACTOR = 16
 
 
 def main(rank: int, world_size: int, host: str, port: int, num_bytes: int, timeout_s: float) -> None:
-    """Measure as one rank. `host` and `port` are of rank 0's store; a tensor of `num_bytes` is reduced."""
+    """Measure, as one rank, the speed of an all-reduce of `num_bytes`. `host` and `port`: rank 0's store."""
     import torch
     import torch.distributed as dist
 

@@ -45,7 +45,7 @@ class _ProvedBackend(httpcore.AsyncNetworkBackend):
             said, expected = answer(self._token, MAGIC, await _read_exactly(stream, NONCE_BYTES, timeout))
             await stream.write(said, timeout)
             if not hmac.compare_digest(await _read_exactly(stream, PROOF_BYTES, timeout), expected):
-                raise httpcore.ConnectError("the server has another token, or is no hpc-grpo reward serve")
+                raise httpcore.ConnectError("the server has another token, or is not `hpc-grpo reward serve`")
         except BaseException:
             await stream.aclose()
             raise

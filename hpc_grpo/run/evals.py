@@ -1,6 +1,7 @@
-"""An eval outside of training: its config, and the folder that `hpc-grpo model eval` and `sample` give to its driver.
+"""Config and folder of an eval outside of training, for the driver of `hpc-grpo model eval` and `sample`.
 
-The config is a run's without training keys, or one for a model without a run. The folder is laid out like a run's.
+The config is a run's config without training keys, or a config for a model without a run. The folder has the layout of
+a run directory.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ _ENDLESS_SIGNS = 1000
 
 @dataclass(frozen=True)
 class Beat:
-    """A pulse as read. `count` changes with every sign. `limit_s` is inf if no sign is due."""
+    """One reading of a pulse. `count` changes at each sign of progress. `limit_s` is inf without a limit."""
 
     count: int = 0
     limit_s: float = math.inf
@@ -114,7 +114,7 @@ def patience_of_actor(config: Config) -> Patience:
 def _longest_reward_s(config: Config) -> float:
     """Return the time after which the reward workers have ended all calls of one group, such as calls of a judge.
 
-    Each deadline counts twice: a call is repeated once if its worker was stopped or killed.
+    Each deadline counts twice: a call is repeated once if its worker was stopped (SIGSTOP) or killed.
     """
     # Imported here: all modules that write a run's files import this module, and a command must not load pydantic.
     from hpc_grpo.config.rollout import REWARD_LOAD_S

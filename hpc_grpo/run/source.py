@@ -138,7 +138,7 @@ def sums_digest(run: RunDir) -> str:
 
 
 def copy_problems(run: RunDir, digest: str) -> list[str]:
-    """List the problems of the run's copy, whose SHA256SUMS had `digest`; [] for none."""
+    """List the files of the run's source copy that changed since SHA256SUMS had this digest; [] for none."""
     if sums_digest(run) != digest:
         return [f"{SUMS} is {'changed' if (run.source_dir / SUMS).is_file() else 'missing'}"]
     written, there = written_sums(run), sums_of(run.source_dir)

@@ -109,7 +109,7 @@ def environ_for(named: Collection[object]) -> dict[str, str]:
 def secret_keys(values: Any, prefix: str = "", name: str = "") -> list[str]:
     """Return the dotted keys of nested `values` whose texts hold a secret; `name` is the key of `values`.
 
-    The texts of a list are also words of one command, so an option's value may be the next text.
+    A list is also read as one command line: the text after `--token` may be its value.
 
     >>> secret_keys({"notify": ["send", "--token", "hunter2"], "args": {"api_key_env": "JUDGE_KEY", "password": "x"}})
     ['notify', 'args.password']

@@ -1,4 +1,4 @@
-"""A clock that stops while no thread reads it: in a stopped process, a suspended job or machine."""
+"""A clock that stops while no thread reads it: in a process stopped by SIGSTOP, a suspended job or machine."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def close_nvml() -> bool:
 def serve(listener: socket.socket, own: Mapping[str, str]) -> tuple[dict[str, Any], list[int]]:
     """Fork for each requested worker. Returns only in the fork, with the request and its descriptors.
 
-    A worker is `words` of `python ...`, its `environ` and its folder `cwd`.
+    A request has `words` (the arguments of `python`), `environ` and the folder `cwd`.
     """
     while True:
         connection, _ = listener.accept()

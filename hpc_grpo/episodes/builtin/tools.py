@@ -128,7 +128,7 @@ class Tools:
 
 
 def _typed(text: str, schema: Mapping[str, Any]) -> Any:
-    """Return the JSON value of a text, unless the parameter accepts a text."""
+    """Parse a text as JSON. Return the text itself if it is no JSON, or if the parameter accepts a text."""
     if "string" in [each.get("type") for each in (schema, *schema.get("anyOf", ()))]:
         return text
     try:

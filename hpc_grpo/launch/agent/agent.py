@@ -226,7 +226,7 @@ class NodeAgent:
             with not_worth_the_run(f"{copy.path} was not removed", sys.stderr):
                 copy.leave()
         if self._spec.container and (self._lease.is_over or self._is_urgent):
-            # A dead supervisor may have left the driver's container, and its folder in shared memory.
+            # A dead supervisor may leave the driver's container, and the container's folder in shared memory.
             self._spec.container.end(labels_of(self._spec.tag))
             sweep(SHM)
 

@@ -132,7 +132,7 @@ class RayProcess(Program):
         """Return why Ray ended on this node after it was up; "" while it runs.
 
         `ray start --block` continues after a raylet that ended with 0 or by SIGTERM. One example is a raylet that was
-        stopped until the other nodes declared it dead.
+        stopped (SIGSTOP) until the other nodes declared it dead.
         """
         if (code := self.poll()) is not None:
             return f"Ray ended by itself with exit code {code}"

@@ -36,7 +36,7 @@ HEAD = b"head "
 """Start of the line with the head's address for a joining node."""
 
 ALIVE = b"alive\n"
-"""Shows the supervisor that the agent is not stopped and, once Ray runs, that its loop runs."""
+"""Shows the supervisor that the agent is not stopped (SIGSTOP) and, once Ray runs, that its loop runs."""
 
 _LIMIT_S, _URGENT_S = 20.0, 2.0  # time to send the logs
 _BEGIN = b'{"log"'  # how a line with a part of a log begins
@@ -53,7 +53,7 @@ class Order(enum.Enum):
     LET_GO = b"let go\n"
     """End at once if a signal has asked for the end, or when one does: SIGKILL follows soon."""
     NAME_STOPPED = b"name stopped\n"
-    """Report and end processes that are stopped, however briefly: the driver's crash may come from one."""
+    """Report and end processes stopped by SIGSTOP, however briefly: one may have caused the driver's crash."""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ _NUM_FIXED_PORTS = 7
 def ray_environment(environ: Mapping[str, str], spec: NodeSpec, ip: str, interface: str) -> dict[str, str]:
     """Return the variables of Ray, actors and (on the head) the driver. Raises ConfigError like `check_resolved`."""
     check_resolved(spec.env, environ)
-    # The other nodes' addresses are not known yet. Use their names, and the network for calls by address.
+    # For no_proxy: the other nodes' addresses are not known yet, so list their names and the network.
     nodes = [ip, (spec.head_address or "").partition(":")[0], network_of(interface), *spec.nodes]
     kept = filtered(environ, spec.pass_env, spec.env, filter(None, nodes))
     kept.setdefault("OMP_NUM_THREADS", "1")  # Ray copies it to actors; many processes share a node

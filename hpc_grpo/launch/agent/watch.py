@@ -101,7 +101,7 @@ class Watch:
         return self._once([Late(seen.process, why) for seen in longest_first if (why := seen.why_late())])
 
     def stopped(self) -> list[Late]:
-        """Return the processes that were stopped at the last check, each once. Some may be gone."""
+        """Return the processes that were stopped (SIGSTOP) at the last check, each once. Some may be gone."""
         return self._once([Late(seen.process, seen.why_stopped()) for seen in self._seen.values() if seen.is_stopped])
 
     def _look_at(self, process: Watched, since_s: float) -> _Seen:

@@ -1,1 +1,1 @@
-"""A run as a chain of jobs: each job keeps two jobs waiting behind it, until the run is complete or cannot continue."""
+"""A run as a chain of jobs: two follow-on jobs wait behind each job, until the run is complete or cannot continue."""

@@ -1,7 +1,7 @@
 """Decide what a job of a chain does and requests: pure functions of facts, in the order of the job's life.
 
-A run is a chain of jobs; each job is a link. First of all, a link queues two jobs behind itself. The queue starts the
-next job however the previous one ended, so walltime, out-of-memory kills and lost nodes are covered. If a link dies
+A run is a chain of jobs; each job is a link. First, a link queues two follow-on jobs behind itself. The queue starts
+the next job however the previous one ended, so walltime, out-of-memory kills and lost nodes are covered. If a link dies
 before it can queue a job, for example on a bad node, one job still waits. A job's dependency cannot distinguish how the
 previous job ended. This module decides that; `ChainLink` (link.py) gathers the facts and carries out the decisions.
 
@@ -36,7 +36,7 @@ from hpc_grpo.launch.place.job_queue import JobEnd
 from hpc_grpo.run.attempt import NEAR_THE_LIMIT_S, AttemptRecord, ExitKind
 
 FOLLOWERS = 2
-"""Jobs that wait behind a running link."""
+"""Follow-on jobs that wait behind a running link."""
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ class ChainLink:
         return is_old or record.replaced_by(own.job_id, own.successor_of) != ""
 
     def _queue_two(self, queue: JobQueue) -> None:
-        """Queue jobs until two wait behind this one, as far as the limits allow, and record them.
+        """Queue follow-on jobs until two wait behind this one, as far as the limits allow, and record them.
 
         Raises LaunchError and OSError; a repeated call queues the rest. Raises ConfigError if no job waits and too few
         node-hours are left.
@@ -169,7 +169,7 @@ class ChainLink:
             self._end_chain("The STOP file asks the run to end.")
 
     def _queue_behind(self, record: ChainRecord, behind: Sequence[str], queue: JobQueue) -> str:
-        """Queue a job after this one and its followers. Return its id, "" if no more jobs are allowed."""
+        """Queue a follow-on job after this one and those `behind`. Return its id, "" if no more jobs are allowed."""
         own, asked = self._job, self._asked
         links_before = len(record.links_before(own.job_id, own.successor_of)) + len(behind)
         if not decide.may_queue_successor(asked, links_before):

@@ -23,7 +23,7 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place:
 
 
 def job_queue() -> JobQueue:
-    """Return the queue that runs are submitted to from here."""
+    """Return the queue for runs submitted on this machine."""
     return SlurmQueue()
 
 

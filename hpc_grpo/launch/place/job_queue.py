@@ -26,9 +26,9 @@ class JobRequest:
     With `tasks`, it is an array: one job for each number, which replaces TASK in `run` and `command`. `at_once` is the
     largest number of tasks that run at the same time; None for no limit.
 
-    `after` are jobs that must have ended, in any way. `is_held`: it waits until it is released. `keeps_shell`: traps of
-    the setup lines run at the job's end, but the queue's signals do not reach the command. `name` is unique, even in
-    the queue. `may_be_queued`: an earlier try with this name failed, but the queue may have taken the job.
+    `after`: jobs to wait for, however they end. `is_held`: the job waits for a release. `keeps_shell`: traps of the
+    setup lines run at the job's end, but the queue's signals do not reach the command. `name` is unique, even in the
+    queue. `may_be_queued`: an earlier try with this name failed, but the queue may have taken the job.
     """
 
     run: RunDir
@@ -78,10 +78,10 @@ class Job(Protocol):
         """Return the node-hours of the job up to its time limit; None if the queue does not report them."""
 
     def asked(self, launch: LaunchConfig, *, by_hand: bool) -> LaunchConfig:
-        """Return the request of a successor: `launch`, which also avoids the nodes that this job avoids.
+        """Return `launch` for a successor, with this job's excluded nodes added.
 
-        `by_hand`: the user submitted the job without hpc-grpo, and the user's options override `launch`. The resources
-        that the queue reports do not count, because the queue rounds and renames them. Raises LaunchError.
+        `by_hand`: the user submitted the job without hpc-grpo, and the user's options override `launch`. If the queue
+        keeps the options, the resources that it reports are ignored: it rounds and renames them. Raises LaunchError.
         """
 
     def exclude_nodes(self, nodes: Sequence[str]) -> None:

@@ -120,7 +120,7 @@ class AgentLink(NodeProcess):
         return Loss(why, is_machine=self._place.is_node_failure(why))
 
     def release(self) -> None:
-        """End the lease. The agent tears down and exits, even if it was stopped."""
+        """End the lease. The agent tears down and exits, even if it was stopped (SIGSTOP)."""
         self.stdin.close()
         self.process.send_signal(signal.SIGCONT)
 

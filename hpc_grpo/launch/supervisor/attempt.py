@@ -71,7 +71,7 @@ def run_attempt(
             words = ["attempt", str(run.path), "--driver", driver, "--link" if origin else "--no-link"]
             words += ["--successor-of", origin.successor_of] if origin else []
             command = [job_python(config.launch), "-E", *entry(run), *words]
-            # Replace this process by one on the head node: salloc leaves its shell on the login node.
+            # Run the attempt on the head node: salloc leaves its shell on the login node.
             argv, environ = place.start_command(allocation.head, command), place.start_environment(os.environ)
             if comes_back:
                 return run_in_foreground(argv, environ)

@@ -127,7 +127,7 @@ class Nodes:
         return self._setup.place.awaits_lost_nodes and any(loss.is_machine for loss in self.lost().values())
 
     def take_late(self) -> list[str]:
-        """Return why agents have ended processes since the last call, in sentences that name the node."""
+        """Return why agents killed processes since the last call. Each sentence names the node."""
         taken = [f"On {link.node}: {why}" for link in self._links for why in link.late]
         for link in self._links:
             link.late.clear()
@@ -153,7 +153,7 @@ class Nodes:
         return [link.node for link in self._links if not link.wait(deadline)]
 
     def answering(self) -> list[str]:
-        """After `tear_down`: return the nodes on which another agent could be started."""
+        """After `tear_down`: return the nodes that can run another agent."""
         return [link.node for link in self._links if link.node_answers()]
 
     def anew(self, goes_on: Callable[[], bool]) -> Nodes | None:

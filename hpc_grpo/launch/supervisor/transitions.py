@@ -19,7 +19,7 @@ file or starts a process: `Supervisor` observes the events, `Processes` performs
     training  NodesLost           SAVE_RECORD, Say; KILL_DRIVER in 10 s                 training
     bring_up  DriverEnded         see "how the driver ended"                            see below
     training  DriverEnded         the same; after an error first NAME_STOPPED and 3 s,  settling
-                                  to learn whether a node was lost or a process stopped
+                                  to learn of a lost node or a process under SIGSTOP
     settling  3 s, NodesLost      see "how the driver ended"                            see below
     any       SIGUSR1             Forward: walltime ends, the driver checkpoints        the same
     any       DriverStuck         WRITE_STACKS; KILL_DRIVER in 5 s                      the same
@@ -110,14 +110,14 @@ class QueueAnswered:
 
 @dataclass(frozen=True)
 class DriverStuck:
-    """The driver is stopped or makes no progress; `why` is a sentence."""
+    """The driver is stopped (SIGSTOP) or makes no progress. `why` is a sentence."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class ProcessLate:
-    """A node's agent ends a process that is stopped or makes no progress: an actor or a process of Ray."""
+    """A node's agent ends an actor or a process of Ray that is stopped (SIGSTOP) or makes no progress."""
 
     why: str
 
@@ -172,7 +172,7 @@ class Do(enum.Enum):
     FORM_AGAIN = "end every agent, and bring Ray up anew on the nodes that answer"
     ASK_QUEUE = "ask the queue whether it preempts this job"
     LET_NODES_GO = "order the agents to end at once after a signal to end"
-    NAME_STOPPED = "order the agents to report stopped processes: one may have caused a crash"
+    NAME_STOPPED = "order the agents to report processes stopped by SIGSTOP: one may have caused a crash"
     SAVE_RECORD = "write attempt.json"
 
 
@@ -316,7 +316,7 @@ def _on_told_nodes(state: State, now: float) -> Reaction:
 
 
 def _on_answer(state: State, left_s: float | None, now: float) -> Reaction:
-    """Give the driver a preempted job's remaining time. In a cancelled job, let the nodes end before SIGKILL."""
+    """Preempted job: kill the driver shortly before the job's end. Cancelled job: order the agents to end at once."""
     if left_s is None:
         return state, [Do.LET_NODES_GO] if state.signalled else []
     told = f"The queue preempts this job, and takes its nodes in {left_s:.0f} s."
@@ -344,7 +344,7 @@ def _on_lost_nodes(state: State, event: NodesLost, now: float) -> Reaction:
 
 
 def _on_driver_end(state: State, ended: DriverEnded, now: float) -> Reaction:
-    """Wait a moment for reports of a lost node or stopped process, unless the end is already explained."""
+    """Wait for reports of a lost node or a process stopped by SIGSTOP, unless the end is already explained."""
     explains = now - state.late_at <= _EXPLAINS_S
     state = replace(state, ended=ended, late=state.late if explains else "")
     if state.phase == "settling":

@@ -106,7 +106,7 @@ def patterns_of(letters: str) -> tuple[re.Pattern[str], ...]:
     upper, lower = re.escape(letters.upper()), re.escape(letters.lower())
     letter = (
         rf"[\s\[{{\"'*_$`]{{0,8}}\(?(?:([{upper}])|([{lower}])(?=[\s*]*(?:[).,;:]|$)))(?![\w+-]|'\w|\s*\?)"
-        # The article: "the answer is A large city".
+        # The article A is no choice: "the answer is A large city".
         r"(?!(?<=A)\s+(?!(?:because|since|as|and|or|is|not|which|for|with)\b)[a-z])"
     )
     said = (

@@ -260,8 +260,8 @@ async def llm_judge(group: Group, settings: LlmJudgeSettings) -> list[float]:
 
     The score is the last match of `pattern` in the judge's reply.
 
-    A reply without a score is requested again, at a higher temperature. After the third reply the group is masked,
-    and never scored 0.
+    A reply without a score is requested again, at temperature 0.7. After the third reply the group is masked, and never
+    scored 0.
     """
     reference = group.fields.get("answer")
     asked = [_filled(settings, group.prompt, completion, reference) for completion in group.completions]

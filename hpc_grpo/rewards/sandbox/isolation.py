@@ -48,8 +48,9 @@ _SOCKET_SETTING, _SOCKET_BYTES = Path("/proc/sys/net/core/wmem_default"), 212_99
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one case. `cpu_s` is per process; the other limits are for all processes of a case together.
+    """Limits of one case, for all its processes together. `cpu_s` is per process.
 
+    `memory_mib` also limits each process. `tmp_mib` also limits each file; isolation `limits` limits only each file.
     A case has `clock` times `cpu_s` seconds of wall time: a busy node gives a program part of a core, and a sleeping
     program must end too.
     """

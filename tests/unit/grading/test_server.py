@@ -168,7 +168,7 @@ def test_who_holds_the_port_learns_neither_token_nor_prompts_and_decides_no_scor
         folder.chmod(folder.stat().st_mode | 0o001)
     with as_second_user(LISTENER, str(port := free_port()), str(heard)):
         url = f"http://127.0.0.1:{port}"
-        with pytest.raises(AnswerError, match=r"has another token, or is no hpc-grpo reward serve"):
+        with pytest.raises(AnswerError, match=r"has another token, or is not `hpc-grpo reward serve`"):
             ask("a secret completion", url=url, token_env=KEY, timeout_s=2.0)
         with remote(2.0, url=url, token_env=KEY) as pool:
             with pytest.raises(ConfigError, match="another token"):

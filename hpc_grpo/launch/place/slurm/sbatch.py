@@ -15,7 +15,7 @@ from hpc_grpo.run.source import entry
 
 
 def render(request: JobRequest) -> str:
-    """Return the job script. Raises ConfigError like `parameters`, and if the job's Python lacks Ray."""
+    """Return the job script. Raises ConfigError if `parameters` does, or if the job's Python lacks Ray."""
     from submitit.slurm.slurm import _make_sbatch_string
 
     program = entry(request.run) if request.command.startswith("attempt ") else ["-m", "hpc_grpo.cli"]
