@@ -30,7 +30,7 @@ from hpc_grpo.preflight import inputs
 from hpc_grpo.preflight.diagnosis import diagnose, diagnose_in_job
 from hpc_grpo.preflight.findings import GROUPS, Context, facts_of, has_failure, report_text
 from hpc_grpo.preflight.prefetch import prefetch as fill_caches
-from hpc_grpo.run.files import write_atomic
+from hpc_grpo.run.files import write_json_atomic
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.simulate.measured import read_measurements
 from hpc_grpo.simulate.text import plan_text, settings_of, simulation_facts, simulation_text
@@ -242,7 +242,7 @@ def doctor(
     context = _context(optional_config, overrides)
     if result is not None:
         groups = diagnose_in_job(context)
-        write_atomic(result, GROUPS.dump_json(groups))
+        write_json_atomic(result, GROUPS.dump_python(groups))
     else:
         groups = diagnose(context, nodes, wait_min, tell=lambda text: echo(text, err=True))
     took_s = time.monotonic() - begun

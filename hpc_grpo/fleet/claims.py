@@ -121,7 +121,7 @@ def confirm(
 
 
 def end_attempts(db: Database, keys: Sequence[AttemptKey], end: Ending, settings: FleetSettings) -> None:
-    """End attempts that have ended in the same way."""
+    """End attempts, all by `end`, in one transaction."""
     with db.write() as connection:
         for key in keys:
             end_attempt(connection, key, end, settings, db.now(connection))

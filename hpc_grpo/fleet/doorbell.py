@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_grpo.system.say import say
 
 if TYPE_CHECKING:
+    from nats.aio.client import Client
     from nats.aio.msg import Msg
 
 SUBJECT = "jobs.new"
@@ -30,6 +31,7 @@ class Bell:
     def __init__(self, url: str = "") -> None:
         """`url` is that of the NATS server, "" to ring only in this process."""
         self._url = url
+        self._client: Client | None = None
         self._event = asyncio.Event()
         self._rung: list[str] = []
         self._is_silent = False
@@ -44,8 +46,14 @@ class Bell:
         If NATS is away, this process sweeps at once, and others find the jobs in their sweep.
         """
         self._event.set()
-        if self._url:
+        if self._url and self._client is None:  # this process does not listen, or NATS is away
             await announce(self._url, job_ids)
+        elif self._client is not None:
+            import nats.errors
+
+            with contextlib.suppress(OSError, nats.errors.Error):
+                for job_id in job_ids:
+                    await self._client.publish(SUBJECT, job_id.encode())
 
     async def wait(self, timeout_s: float) -> list[str]:
         """Return the jobs that were announced, after `timeout_s` at the latest."""
@@ -78,14 +86,15 @@ class Bell:
 
         again: dict[str, Any] = {"max_reconnect_attempts": -1, "reconnect_time_wait": _AGAIN_S}
         again |= {"error_cb": on_error, "reconnected_cb": on_connection}
-        client = await nats.connect(self._url, connect_timeout=_CONNECT_S, ping_interval=_PING_S, **again)
+        self._client = await nats.connect(self._url, connect_timeout=_CONNECT_S, ping_interval=_PING_S, **again)
         try:
-            await client.subscribe(SUBJECT, cb=on_message)
+            await self._client.subscribe(SUBJECT, cb=on_message)
             await on_connection()
             await asyncio.Event().wait()
         finally:
             with contextlib.suppress(Exception):  # The library may raise any error of its broken connection.
-                await client.close()
+                await self._client.close()
+            self._client = None
 
 
 async def announce(url: str, job_ids: Sequence[str]) -> bool:

@@ -69,7 +69,7 @@ class Machine(Protocol):
 
 
 class LocalMachine:
-    """This machine as a VM. A child process makes each visit, with the Python `vm.python`, if set."""
+    """This machine as a VM. A child process makes each visit. `vm.python` "" or "python3" is this Python."""
 
     def __init__(self, vm: Vm) -> None:
         self._python = sys.executable if vm.python in ("", "python3") else vm.python

@@ -6,6 +6,7 @@ and does not poll the scheduler, since sites forbid polling.
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import time
@@ -116,7 +117,7 @@ def _findings(run: RunDir, job_id: str, wait_min: float) -> Groups:
     while time.monotonic() < deadline:
         was_over = ended.exists()  # before looking for the result, which may be the job's last act
         if result.exists():
-            groups = GROUPS.validate_json(result.read_bytes())
+            groups = GROUPS.validate_python(json.loads(result.read_text()))
             if not has_failure(groups):  # after a failure, its log may tell more
                 remove_own_folder(run.path)
             return groups

@@ -185,7 +185,7 @@ def advise(kind: str, *texts: str, has_jobs: bool = True) -> Advice | None:
     """
     if kind == "complete":
         return None
-    if kind == "resumable" and any("the disk is full" in text for text in texts):
+    if kind in ("resumable", "cancelled") and any(_STOPPED_BY_DISK.search(text) for text in texts):
         return _DISK_FULL
     if advice := ({} if has_jobs else _WITHOUT_JOBS).get(kind) or _BY_KIND.get(kind):
         return advice
@@ -198,6 +198,8 @@ _DISK_FULL = Advice(
     "Free space where the run directory is, or raise your quota. Then {command}, or with a lower "
     "checkpoint.keep_last=N, continues from the last complete checkpoint.",
 )
+
+_STOPPED_BY_DISK = re.compile(r"^(Stopping after step \d+|A stop was requested while waiting): the disk is full", re.M)
 
 _BY_KIND = {
     "resumable": Advice(

@@ -79,7 +79,7 @@ def import_behind(modules: Sequence[str]) -> None:
     for module in modules:
         try:
             importlib.import_module(module)
-        except ImportError as error:  # the actor, which needs the module, reports this to the user
+        except Exception as error:  # noqa: BLE001 - the actor, which needs the module, reports it
             say(f"{module} is not imported: {error}")
     del sys.modules["ray"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import re
@@ -72,6 +73,15 @@ class Terminal:
 
     def press(self, keys: str) -> None:
         os.write(self._master, keys.encode())
+
+    def ask(self, line: str, pattern: str, deadline_s: float) -> re.Match[str]:
+        """Type `line` until it shows `pattern`: srun may throw away what is typed just after the first prompt."""
+        end = time.monotonic() + deadline_s
+        while True:
+            self.type(line)
+            with contextlib.suppress(AssertionError):
+                return self.expect(pattern, min(10.0, max(0.0, end - time.monotonic())))
+            assert time.monotonic() < end, f"{pattern!r} was not shown in {deadline_s:.0f} s:\n{self.text}"
 
     def expect(self, pattern: str, deadline_s: float) -> re.Match[str]:
         """Wait until it shows `pattern` after what was expected before."""

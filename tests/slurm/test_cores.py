@@ -50,8 +50,7 @@ def cores_of(argv: list[str], folder: Path) -> int:
     """The cores that a program may use which is started in a shell."""
     with Terminal(argv, ENVIRONMENT, REPOSITORY, folder) as terminal:
         terminal.await_prompt(DEADLINE_S)
-        terminal.type("echo it may use $(nproc)")
-        return int(terminal.expect(r"^it may use (\d+)$", DEADLINE_S)[1])
+        return int(terminal.ask("echo it may use $(nproc)", r"^it may use (\d+)$", DEADLINE_S)[1])
 
 
 @pytest.mark.parametrize("asked", [["--cpus-per-node=2"], ["--sbatch=exclusive"]])

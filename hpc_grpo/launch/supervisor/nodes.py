@@ -69,7 +69,7 @@ class Nodes:
             is_away = self._setup.has_private_disks and node != self.names[0]
             log_dir = self._setup.dir / "nodes" / node
             self._links.append(AgentLink(self._setup.place, node, log_dir, has_own_disk=is_away))
-        self._heartbeats = Heartbeats(self._links)  # before the specs: a node that reads slowly delays the next one's
+        self._heartbeats = Heartbeats(self._links)  # before the specs, which a node may read slowly
         self._links[0].send_spec(self._setup.node_spec(self.names[0], ""))
         for link in self._links[1:]:  # these nodes make their copies while the head comes up
             link.send_spec(self._setup.joining_spec(link.node))

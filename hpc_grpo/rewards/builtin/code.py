@@ -35,7 +35,7 @@ class CodeSettings(Section):
     time_s: PositiveFloat = Field(2.0, description="Processor seconds of one case; three times this in wall time.")
     memory_mib: PositiveInt = Field(512, description="Memory of one case.")
     processes: PositiveInt = Field(32, description="Processes of one case.")
-    tmp_mib: PositiveInt = Field(64, description="Size of /tmp in memory. isolation: limits: the size of each file.")
+    tmp_mib: PositiveInt = Field(64, description="Size of /tmp, in memory. With `isolation: limits`, of each file.")
 
     @property
     def limits(self) -> Limits:

@@ -52,6 +52,8 @@ is killed by SIGKILL by OOM killer due to high memory usage. (2) ray stop --forc
         ("cancelled", "KeyboardInterrupt: SIGKILL", "cancelled"),
         ("resumable", "SIGKILL", "stopped in time"),
         ("resumable", "Stopping after step 3: the disk is full (time limit). No later step is saved.", "disk full"),
+        ("cancelled", "error: x\nA stop was requested while waiting: the disk is full (SIGTERM).", "disk full"),
+        ("resumable", "a reward said: the disk is full of stars", "stopped in time"),
         ("stopped", "", "stopped by request"),
         ("crash", RAY_ACTOR_DIED, "an engine, learner or grader died"),
         ("crash", "KeyError: 'x'", "not recognised"),

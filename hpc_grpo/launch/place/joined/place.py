@@ -81,6 +81,7 @@ class JoinedPlace(Place):
         STOP file.
         """
         if self._allocation is None:
+            self.node_resources()  # raises before the wait if nvidia-smi hangs
             wait_s = max(_FIRST_WAIT_S, _FIRST_WAIT * self._launch.rejoin_s)
             with Signals() as signals:
                 goes_on = lambda: not (signals.pending or self._run.stop_marker.exists())  # noqa: E731
