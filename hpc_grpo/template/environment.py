@@ -31,8 +31,8 @@ _MODULES = {
         "deepspeed",
         "deepspeed.runtime.zero.muon.muon_optimizer",
         "transformers.models.auto.modeling_auto",
-        "transformers.models.{model_type}.modeling_{model_type}",
         "transformers.optimization",
+        "transformers.models.{model_type}.modeling_{model_type}",
     ),
     "engine": (
         "hpc_grpo.engine.sampler",
