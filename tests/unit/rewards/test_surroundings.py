@@ -47,9 +47,9 @@ SURROUNDINGS: dict[str, Surrounding] = {
 _BESIDE_BLOCKS: dict[str, Surrounding] = {
     "fences": lambda answer, other: f"```bash\nls\n```\n{answer}It gives:\n```text\n3\n```\n",
 }
-_AS_WRITTEN = "compares the text as written"
-_ALL_OF_IT = "judges all text, thoughts included"
-_ASCII = "the language has only ASCII digits"
+_AS_WRITTEN = "the reward compares the text as written"
+_ALL_OF_IT = "the reward judges all text, thoughts included"
+_ASCII = "Python and JSON allow only ASCII digits"
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ TASKS: dict[str, Task] = {
         distinct(PHRASES),
         lambda right: {},
         around=_written,
-        senseless={"element": "an element inside an element counts as hedging"},
+        senseless={"element": "an element inside an element counts as several answers"},
     ),
 }
 
