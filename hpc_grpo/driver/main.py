@@ -144,8 +144,8 @@ def _probe(stream: PromptStream, config: Config) -> Prompt:
 
     A prompt without images does not prove the weights of a vision tower.
     """
-    with_images = (prompt for prompt in map(stream.prompt, range(64 * bool(config.data.images))) if prompt.images)
-    return next(with_images, stream.prompt(0))
+    firsts = map(stream.prompt, range(64) if config.data.images else ())
+    return next((prompt for prompt in firsts if prompt.images), None) or stream.prompt(0)
 
 
 def main() -> int:

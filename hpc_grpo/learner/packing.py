@@ -79,8 +79,10 @@ def pack(sequences: Sequence[TrainSequence], *, shares_prompts: bool = False) ->
             )
     documents: list[tuple[int, int | None]] = []  # length, and the document that it continues
     places, start = [], 0  # positions of each sequence's tokens in the microbatch
-    groups = [list(own) for _, own in groupby(sequences, key=attrgetter("ordinal"))]
-    for group in groups if shares_prompts else [[sequence] for sequence in sequences]:
+    groups = [[sequence] for sequence in sequences]
+    if shares_prompts:
+        groups = [list(own) for _, own in groupby(sequences, key=attrgetter("ordinal"))]
+    for group in groups:
         shared = shared_length(group)
         prompt, index = np.arange(start, start + shared), len(documents) if shared else None
         if shared:

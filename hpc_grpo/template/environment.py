@@ -23,7 +23,7 @@ _GPU_LEARNER_THREADS = 16
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """torch reads only the first variable that is set."""
 
-_MODULES = {
+MODULES = {
     "learner": (
         "hpc_grpo.learner.learner",
         "hpc_grpo.learner.publish",
@@ -92,7 +92,7 @@ def prepare(kind: str, config: Config) -> list[str]:
     except (OSError, ValueError, KeyError, TypeError):  # the driver will refuse the model's folder
         model_type = "auto"
     model_type = str(model_type).removesuffix("_text")  # gemma3_text is in the modules of gemma3
-    return [module.format(model_type=model_type, device="gpu" if on_gpu else "cpu") for module in _MODULES[kind]]
+    return [module.format(model_type=model_type, device="gpu" if on_gpu else "cpu") for module in MODULES[kind]]
 
 
 def _environment(kind: str, config: Config, *, on_gpu: bool) -> dict[str, str]:

@@ -13,22 +13,14 @@ from typing import Any
 import numpy as np
 
 from hpc_grpo.config import Config
+from hpc_grpo.template.environment import MODULES
 from hpc_grpo.types import Minibatch, TrainSequence
 from tests.support.configs import minimal_config
 from tests.support.sequences import ordinary_sequence
 
 VOCABULARY = 200
 
-_IMPORTED_ONCE = (
-    "pytest",
-    "hpc_grpo.learner.learner",
-    "hpc_grpo.learner.checkpoint",
-    "deepspeed",
-    "deepspeed.runtime.zero.muon.muon_optimizer",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.qwen2.modeling_qwen2",
-    "transformers.optimization",
-)
+_IMPORTED_ONCE = ["pytest", *(module.format(model_type="qwen2") for module in MODULES["learner"])]
 """Take longer to import than most tests here: the process that ranks are forked from does it, for all of them."""
 
 
@@ -91,7 +83,7 @@ def weights_of(learner: Any) -> dict[str, Any]:
 def run_ranks(world_size: int, scenario: Callable[..., Any], *args: Any) -> list[Any]:
     """Run `scenario(rank, world_size, store, *args)` in processes of their own; their results, by rank."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(_IMPORTED_ONCE))
+    context.set_forkserver_preload(_IMPORTED_ONCE)
     results = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         processes = [
