@@ -112,18 +112,22 @@ class Encoder:
         return rows
 
     def _row_with_images(self, item: Item, number: int) -> Row:
-        """Return the row of an item. The row's `fields` have digests instead of the images."""
+        """Return the row of an item. The row's `fields` have digests instead of the images.
+
+        Messages that are JSON text stay as they are: OpenRLHF-M's reward server finds a row by this text.
+        """
         source, column, where = self._source, str(self._config.data.images), f"Item {number} of {self._source.path}"
         path = Path(source.path)
         folder = path if path.is_dir() else path.parent if path.is_file() else Path()
+        field, parsed = source.messages_field, item
         try:
-            if (field := source.messages_field) is not None:
+            if field is not None:
                 if isinstance(item[field], str):
-                    item = {**item, field: json.loads(item[field])}
-                check_messages(item[field], source, number)
-            held = images_in(item[column]) if column == field else item[column]
+                    parsed = {**item, field: json.loads(item[field])}
+                check_messages(parsed[field], source, number)
+            held = images_in(parsed[column]) if column == field else item[column]
             images = images_of(held, folder, self._config.data.max_pixels)
-            text = self._template.render(item, number, len(images))
+            text = self._template.render(parsed, number, len(images))
             assert self._processor is not None
             sizes = [image_size(image) for image in images]
             counts = self._processor._get_num_multimodal_tokens(image_sizes=sizes)["num_image_tokens"] if sizes else []
@@ -131,7 +135,9 @@ class Encoder:
             raise ConfigError(f"{where} (counted from 0), {column!r} (data.images): {error}") from error
         [prompt] = self._template.encode([text])
         digests = [hashlib.sha256(image).hexdigest() for image in images]
-        fields, hashed = as_json(source, {**item, column: digests}, number), prompt_hash(source, item, digests)
+        is_text = column == field and isinstance(item[column], str)
+        fields = as_json(source, item if is_text else {**item, column: digests}, number)
+        hashed = prompt_hash(source, parsed, digests)
         return Row(text, prompt, (), fields, hashed, images, sum(counts) - len(counts))
 
 

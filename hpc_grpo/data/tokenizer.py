@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,20 @@ def context_length(config: Config) -> int | None:
 def check_context_length(config: Config) -> None:
     """Raise ConfigError if prompt and completion together may exceed the model's context length."""
     refuse_short_context(context_length(config), config, f"model.path = {config.model.path}")
+
+
+def decoder_of(tokenizer: Any) -> Callable[..., str]:
+    """Return `decode(token_ids, skip_special_tokens=…)`, which keeps all spaces.
+
+    It is the method of the tokenizer's part in Rust, if nothing else decodes. Then a process that unpickles it does not
+    import transformers, which takes seconds.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    kinds = type(tokenizer), PreTrainedTokenizerFast
+    if all(len({getattr(kind, name, None) for kind in kinds}) == 1 for name in ("decode", "_decode")):
+        return tokenizer.backend_tokenizer.decode
+    return partial(tokenizer.decode, clean_up_tokenization_spaces=False)
 
 
 def stop_token_ids(config: Config, tokenizer: Any) -> tuple[int, ...]:

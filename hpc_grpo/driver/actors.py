@@ -28,6 +28,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import Bundle, NodeDemand, check_fits, expects_gpus, node_demand
+from hpc_grpo.data.tokenizer import decoder_of
 from hpc_grpo.driver.engines import RemoteEngine, RemoteGrader, RolloutPool
 from hpc_grpo.driver.inputs import Inputs
 from hpc_grpo.driver.learners import LearnerGroup
@@ -169,7 +170,8 @@ class Workers:
         self._keeps = self._num_learners > 0 and keeps_engines(config)  # an eval loads other models next
         self._kept = kept_engines(config) if self._keeps else {}
         self._start_deadline = Deadline(config.deadlines.start_s, "deadlines.start_s")
-        self._tokenizer, head = ray.put(inputs.tokenizer), slots[0].address
+        self._tokenizer, self._decode = ray.put(inputs.tokenizer), ray.put(decoder_of(inputs.tokenizer))
+        head = slots[0].address
         keeper = None
         if os.environ.get(DISKS_VARIABLE) == "private":  # learners on other nodes write to the head's disk through it
             pinned = {f"node:{head}": _PIN}
@@ -270,6 +272,6 @@ class Workers:
 
         def start() -> Any:
             actor = ray.remote(Grader).options(num_cpus=0, resources=pinned, max_concurrency=_MAX_CALLS)
-            return actor.remote(self._config, self._tokenizer)
+            return actor.remote(self._config, self._decode)
 
         return RemoteGrader(start, address)

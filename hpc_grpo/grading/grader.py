@@ -7,13 +7,12 @@ Runs in a Ray actor, one on each node with engines, and grades many groups at on
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from hpc_grpo.config import Config
 from hpc_grpo.data.images import thumbnail
-from hpc_grpo.data.templates import Tokenizer
 from hpc_grpo.grading.pool import RewardPool, labelled
 from hpc_grpo.metrics.rollouts import measure
 from hpc_grpo.run.paths import RunDir
@@ -28,12 +27,15 @@ ENVIRONMENT_PART = "environment"
 
 
 class Grader:
-    """Grades groups by the rewards of their source in `config.grading.num_workers` processes."""
+    """Grades groups by the rewards of their source in `config.grading.num_workers` processes.
 
-    def __init__(self, config: Config, tokenizer: Tokenizer) -> None:
+    `decode` is the tokenizer's (data/tokenizer.py, `decoder_of`).
+    """
+
+    def __init__(self, config: Config, decode: Callable[..., str]) -> None:
         dump_stacks_on_signal("grader")
         PULSE.open("grader", patience_of_actor(config))
-        self._run_dir, self._tokenizer = RunDir(config.run_path), tokenizer
+        self._run_dir, self._decode = RunDir(config.run_path), decode
         self._mask_truncated = config.rollout.mask_truncated
         self._pool = RewardPool(config.all_rewards, config.grading.num_workers)
         self._rewards = labelled(config.reward_sets)
@@ -112,7 +114,7 @@ class Grader:
             timed_out=outcome.timed_out,
             over_budget=outcome.over_budget,
             turn_rewards=turn_rewards,
-            shown_prompt=self._decode(prompt_ids, hides=False) if is_shown else "",
+            shown_prompt=self._decode(prompt_ids, skip_special_tokens=False) if is_shown else "",
             shown_turns=tuple(tuple(self._shown(episode)) for episode in episodes) if is_shown else (),
             thumbnails=thumbnails,
             num_prompt_tokens=len(prompt_ids),
@@ -127,12 +129,9 @@ class Grader:
         For several turns, return all text after the first prompt, with observations and special tokens.
         """
         ids = [token for turn in turns for token in (*turn.context_ids.tolist(), *turn.token_ids.tolist())]
-        return self._decode(ids[len(turns[0].context_ids) :] if turns else [], hides=len(turns) == 1)
+        return self._decode(ids[len(turns[0].context_ids) :] if turns else [], skip_special_tokens=len(turns) == 1)
 
     def _shown(self, episode: Episode) -> Iterator[tuple[str, str]]:
         for number, turn in enumerate(episode.turns):
-            told = self._decode(turn.context_ids.tolist(), hides=True).strip() if number else ""
-            yield told, self._decode(turn.token_ids.tolist(), hides=True)
-
-    def _decode(self, ids: Sequence[int], *, hides: bool) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=hides, clean_up_tokenization_spaces=False))
+            told = self._decode(turn.context_ids.tolist(), skip_special_tokens=True).strip() if number else ""
+            yield told, self._decode(turn.token_ids.tolist(), skip_special_tokens=True)

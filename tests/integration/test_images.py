@@ -18,7 +18,7 @@ from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.types import Minibatch
 from hpc_grpo.weights.contract import VISION_MODELS
-from tests.integration.codeword_reward import COLOURS
+from tests.integration.codeword_reward import COLOURS, codeword
 from tests.integration.learner_processes import make_config, run_ranks, weights_of
 from tests.integration.training_runs import (
     complete_in_cluster,
@@ -28,6 +28,7 @@ from tests.integration.training_runs import (
     tiny_config,
 )
 from tests.support.sequences import ordinary_sequence
+from tests.support.stand_in_server import Reply, serving
 from tests.support.tiny_vision import TOKENS, colour_image, noise_image, write_colours, write_vision_model
 
 pytestmark = pytest.mark.integration
@@ -78,36 +79,86 @@ def give_other_numbers(rows: Path) -> None:
     rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-@pytest.mark.parametrize("kind", VISION_MODELS)
-def test_engine_and_learner_agree_on_images_that_rewards_get_too(
-    kind: str, cluster: dict[str, str], tmp_path: Path
-) -> None:
-    """With the tower trained: an engine that kept its features over a publish would be off by tenths of a nat."""
-    looks = [{"name": f"{REWARD}:codeword"}, {"name": f"{REWARD}:codeword_of_image", "weight": 0.5}]
-    config = colours_config(
-        tmp_path,
-        kind,
-        "images",
-        rewards=looks,
-        model={"train_vision": True},
-        rollout={"prompts_per_step": 8, "group_size": 4, "max_new_tokens": 6},
-        train={"total_steps": 3, "lr": 1e-2, "max_tokens_per_microbatch": 512},
-        loss={"kl": {"coef": 0.01}},
-        eval={"every": 3, "reward": f"{REWARD}:codeword"},
-    )
+LOOKS = [{"name": f"{REWARD}:codeword"}, {"name": f"{REWARD}:codeword_of_image", "weight": 0.5}]
+TRAINS_TOWER: dict[str, Any] = {
+    "rewards": LOOKS,
+    "model": {"train_vision": True},
+    "train": {"total_steps": 3, "lr": 1e-2, "max_tokens_per_microbatch": 512},
+    "loss": {"kl": {"coef": 0.01}},
+    "eval": {"every": 3, "reward": f"{REWARD}:codeword"},
+}
+
+
+def test_engine_and_learner_agree_on_images_that_rewards_get_too(cluster: dict[str, str], tmp_path: Path) -> None:
+    rollout = {"prompts_per_step": 8, "group_size": 4, "max_new_tokens": 6}
+    config = colours_config(tmp_path, "idefics3", "images", rollout=rollout, **TRAINS_TOWER)
     give_other_numbers(tmp_path / "train-False" / "colours.jsonl")
-    run = complete(kind, cluster, config)
+    assert_exact(complete("idefics3", cluster, config), tmp_path / "model", "idefics3")
+
+
+def test_three_rows_of_mathv60k_train_with_the_reward_server_of_openrlhf_m(tmp_path: Path) -> None:
+    """The server finds the answer by the text of the message, as OpenRLHF-M's math_verifier.py does."""
+    rows = mathv60k_rows(tmp_path)
+    answers = {row["message"]: row["answer"] for row in rows}
+    (tmp_path / "mathv60k.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = {"path": str(tmp_path / "mathv60k.jsonl"), "messages_field": "message"}
+
+    def answer(path: str, body: Any) -> Reply:
+        if path != "/get_reward":
+            return 404, {}
+        wanted = [answers[message] for message in body["prompts"]]
+        texts = [query.rpartition(QUESTION)[2] for query in body["query"]]
+        assert body["labels"] == wanted
+        assert {len(images) for images in body.get("images", [[]])} == {body["prompts"][0].count("file://")}
+        return 200, {"rewards": codeword(texts, wanted), "format_rewards": [9.0] * len(texts)}
+
+    with serving() as serve:
+        server = {"url": serve(answer).url, "protocol": "openrlhf", "prompt_field": "message"}
+        config = colours_config(
+            tmp_path,
+            "qwen2_5_vl",
+            "mathv60k",
+            data={"train": source, "eval": source, "images": "message", "max_prompt_tokens": 160},
+            rollout={"prompts_per_step": 3, "group_size": 8, "max_new_tokens": 6},
+            **{**TRAINS_TOWER, "rewards": [*LOOKS, {"name": "remote", "args": server}]},
+        )
+        run = run_to_end(config).run_dir
+    assert_exact(run, tmp_path / "model", "qwen2_5_vl")
+    for metrics in metrics_of(run).values():
+        assert metrics["reward/remote"] == metrics[f"reward/{LOOKS[0]['name']}"]
+
+
+QUESTION = "Which colour is it?\nChoices:\n(A) red"
+
+
+def mathv60k_rows(folder: Path) -> list[dict[str, str]]:
+    """Make rows with one image, with two of other sizes, and with none; the message is JSON in a text."""
+    (folder / "pictures").mkdir()
+    files = {"red.png": colour_image("red"), "blue.jpg": colour_image("blue", (84, 56), "JPEG"),
+             "noise.png": noise_image(90, 30)}  # fmt: skip
+    for name, content in files.items():
+        (folder / "pictures" / name).write_bytes(content)
+    rows = []
+    for names, colour in (["red.png"], "red"), (["blue.jpg", "noise.png"], "blue"), ([], "white"):
+        parts = [{"type": "image", "image": f"file://{folder}/pictures/{name}"} for name in names]
+        message = [{"role": "user", "content": [*parts, {"type": "text", "text": QUESTION}]}]
+        rows.append({"id": colour, "message": json.dumps(message), "answer": f"$${COLOURS[colour]}$$"})
+    return rows
+
+
+def assert_exact(run: RunDir, model: Path, kind: str) -> None:
+    """With the tower trained: an engine that kept its features over a publish would be off by tenths of a nat."""
     for metrics in metrics_of(run).values():
         assert metrics["mismatch/canary"] < 1e-5
         assert metrics["mismatch/logprob_abs_diff_mean"] < 1e-5
         assert metrics["mismatch/logprob_abs_diff_max"] < 1e-4
-        by_data, by_image = (metrics[f"reward/{own['name']}"] for own in looks)
+        by_data, by_image = (metrics[f"reward/{own['name']}"] for own in LOOKS)
         assert by_data == by_image
     assert {line["prompt"].count(TOKENS[kind][1]) for line in read_jsonl(run.rollouts(1))} == {0, 1, 2}
-    exported, before = exported_weights(run), weights_in(tmp_path / "model")
+    exported, before = exported_weights(run), weights_in(model)
     assert exported.keys() == before.keys()
     assert not any(np.array_equal(exported[name], before[name]) for name in before if name.endswith("proj.weight"))
-    [processor] = (tmp_path / "model").glob("*processor_config.json")
+    [processor] = model.glob("*processor_config.json")
     assert (run.latest_export() / processor.name).is_file()  # type: ignore[operator]
 
 

@@ -23,7 +23,8 @@ _TEMPLATE = "--template="
 def start() -> None:
     """Start the templates, and run Ray's command line without Ray Serve, Jobs and Client.
 
-    The imports of those three parts would take seconds on every node.
+    The imports of those three parts would take seconds on every node. Without a dashboard, Ray would still start its
+    process, for statistics that `--disable-usage-stats` turns off, and wait for it.
     """
     options = [word for word in sys.argv if word.startswith(_TEMPLATE)]
     sys.argv = [word for word in sys.argv if word not in options]
@@ -34,8 +35,11 @@ def start() -> None:
             templates.append(subprocess.Popen(command, stdout=log, stderr=log))
     for name in ("ray.serve", "ray.serve.scripts", "ray.dashboard.modules.job.cli", "ray.util.state.state_cli"):
         sys.modules[name] = None  # type: ignore[assignment]  # the import fails, and Ray goes on without
+    from ray._private import services
     from ray.scripts import scripts
 
+    if "--include-dashboard=false" in sys.argv:
+        services.start_api_server = lambda *_, **__: (None, None)
     scripts.get_ray_client_dependency_error = lambda: "Ray Client is not used"
     scripts.main()
 

@@ -159,6 +159,7 @@ class RemoteSettings(Section):
     )
     path: str | None = Field(None, description="Path to post to. Default: /score, for openrlhf /get_reward.")
     label_field: str = Field("answer", description="Column of the data with the label, for openrlhf.")
+    prompt_field: str | None = Field(None, description="Column to send as `prompts`. Default: the templated prompt.")
     health_path: str = Field("/health", description="Path that answers while the server can score.")
     api_key_env: str | None = Field(None, description="Environment variable with the key. Default: no key.")
     token_env: str | None = Field(
@@ -181,17 +182,17 @@ async def remote(group: Group, settings: RemoteSettings) -> list[float]:
     `rewards.N.timeout_s`. A group without an answer by then is masked, and never scored 0.
     """
     count = len(group.completions)
-    prompts = [group.prompt] * count
+    prompt = group.prompt if settings.prompt_field is None else group.column_of(settings, "prompt_field")
     images: list[Any] = [base64.b64encode(image).decode() for image in group.images]
     if settings.protocol == "hpc_grpo":
         path = "/score"
         fields = {name: [value] * count for name, value in group.fields.items()}
-        body: dict[str, Any] = {"prompts": prompts, "completions": group.completions, "fields": fields}
+        body: dict[str, Any] = {"prompts": [prompt] * count, "completions": group.completions, "fields": fields}
     else:
         path, images = "/get_reward", [images] * count
-        label = group.column(settings.label_field, "Set rewards.N.args.label_field.")
+        label = group.column_of(settings, "label_field")
         queries = [group.prompt + completion for completion in group.completions]
-        body = {"query": queries, "prompts": prompts, "labels": [label] * count}
+        body = {"query": queries, "prompts": [prompt] * count, "labels": [label] * count}
     if group.images:
         body["images"] = images
     [answer] = await ask_all(settings, settings.path or path, [body], group.timeout_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 import hpc_grpo
 from hpc_grpo.data.tokenizer import (
     check_context_length,
+    decoder_of,
     load_tokenizer,
     read_vocabulary,
     refuse_other_vocabularies,
@@ -64,6 +67,33 @@ def test_transformers_is_imported_without_torch_unless_a_function_of_the_user_ma
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("False\nFalse True\n", "")
+
+
+class Shouting(PreTrainedTokenizerFast):
+    def _decode(self, *arguments: Any, **options: Any) -> str:
+        return super()._decode(*arguments, **options).upper()
+
+
+@pytest.mark.parametrize("kind", [PreTrainedTokenizerFast, Shouting])
+def test_a_decoder_gives_the_tokenizers_own_text(make_tokenizer: Callable[..., Any], kind: type[Any]) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer = kind(tokenizer_object=tokenizer.backend_tokenizer, eos_token="<eos>", clean_up_tokenization_spaces=True)
+    decode, ids = decoder_of(tokenizer), [*tokenizer("so , it is .")["input_ids"], 1, 99_999]
+    for skip in (True, False):
+        wanted = tokenizer.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+        assert decode(ids, skip_special_tokens=skip) == wanted
+        assert wanted.lower() == "so , it is ." + "<eos>" * (not skip)
+
+
+def test_a_process_that_only_decodes_does_not_import_transformers(make_tokenizer: Callable[..., Any]) -> None:
+    pickled = pickle.dumps(decoder_of(make_tokenizer()))
+    program = (
+        "import pickle, sys; from hpc_grpo.grading.grader import Grader\n"
+        "decode = pickle.load(sys.stdin.buffer)\n"
+        "print(decode([5], skip_special_tokens=True), 'transformers' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], input=pickled, capture_output=True, check=True)
+    assert done.stdout.decode() == f"{make_tokenizer().decode([5])} False\n"
 
 
 _LOADERS = {"load_dataset", "EngineArgs", "load_dataset_builder"}

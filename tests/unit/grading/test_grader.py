@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from hpc_grpo.config import Config
+from hpc_grpo.data.tokenizer import decoder_of
 from hpc_grpo.errors import ConfigError, RewardError
 from hpc_grpo.grading.grader import Grader
 from hpc_grpo.metrics.rollouts import MEASURES
@@ -51,7 +52,7 @@ def grade(config: Config, tokenizer: Any, with_texts: bool = False, prompt: Prom
         completion(tokenizer, "3", [5, 5], "stop"),
     )
     samples = single_answers(7, PROMPT.token_ids, completions)
-    with closing(Grader(config, tokenizer)) as grader:
+    with closing(Grader(config, decoder_of(tokenizer))) as grader:
         return asyncio.run(grader.grade(samples, prompt, with_texts))
 
 
@@ -142,7 +143,7 @@ def test_broken_contract_and_missing_reward_raise(make_tokenizer: Callable[..., 
     path.write_text("def f(prompts, completions): return []\n")
     with pytest.raises(RewardError, match="returned 0 values"):
         grade(make_config(f"{path}:f"), make_tokenizer())
-    missing = closing(Grader(make_config(f"{path}:g"), make_tokenizer()))
+    missing = closing(Grader(make_config(f"{path}:g"), decoder_of(make_tokenizer())))
     with missing as grader, pytest.raises(ConfigError, match="has no 'g'"):
         asyncio.run(grader.ready())
 
@@ -159,7 +160,7 @@ def test_many_groups_at_once_keep_their_own_grades(make_tokenizer: Callable[...,
             jobs.append(grader.grade(single_answers(ordinal, [3], [one]), prompt, False))
         return await asyncio.gather(*jobs)
 
-    with closing(Grader(make_config(), tokenizer)) as grader:
+    with closing(Grader(make_config(), decoder_of(tokenizer))) as grader:
         grades = asyncio.run(all_of_them(grader))
     assert [g.ordinal for g in grades] == list(range(30))
     assert [g.rewards[0] for g in grades] == [2.0 * (ordinal % 2 == 0) for ordinal in range(30)]
@@ -169,7 +170,7 @@ def test_a_grader_that_is_asked_writes_its_stacks(
     make_tokenizer: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ATTEMPT_DIR_VARIABLE, str(tmp_path))
-    grader = Grader(make_config(), make_tokenizer())
+    grader = Grader(make_config(), decoder_of(make_tokenizer()))
     try:
         signal.raise_signal(STACKS_SIGNAL)
         (stacks,) = (tmp_path / STACKS_NAME).glob("*-grader.txt")

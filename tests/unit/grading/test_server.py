@@ -292,8 +292,12 @@ def test_a_server_of_openrlhf_is_asked_in_its_own_protocol(serve: Serve) -> None
     assert stand_in.requests[-1][1] == {
         "query": ["1 + 1 = 2", "1 + 1 = 3"], "prompts": ["1 + 1 = "] * 2, "labels": ["2"] * 2
     }  # fmt: skip
-    with pytest.raises(ConfigError, match="label_field"):
-        score("remote", ["2"], {}, args={"url": stand_in.url, "protocol": "openrlhf"})
+    args = {"url": stand_in.url, "protocol": "openrlhf", "prompt_field": "message"}
+    assert score("remote", ["2"], {"answer": "2", "message": "[1 + 1]"}, args=args) == [1.0]
+    assert stand_in.requests[-1][1]["prompts"] == ["[1 + 1]"]
+    for missing, fields in (("label_field", {}), ("prompt_field", {"answer": "2"})):
+        with pytest.raises(ConfigError, match=rf"no column .*rewards\.N\.args\.{missing}"):
+            score("remote", ["2"], fields, args=args)
 
 
 def test_a_server_that_stays_away_masks_the_group_and_says_why() -> None:
