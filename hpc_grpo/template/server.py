@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_grpo.config import Config
+from hpc_grpo.data.tokenizer import hasten_transformers
 from hpc_grpo.run.evals import REQUEST
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.paths import RunDir
@@ -76,6 +77,7 @@ def import_behind(modules: Sequence[str]) -> None:
     """
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
     sys.modules["ray"] = None  # type: ignore[assignment]  # the import fails, and vLLM works without Ray
+    hasten_transformers()
     for module in modules:
         try:
             importlib.import_module(module)

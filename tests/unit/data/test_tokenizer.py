@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import json
 import pickle
 import subprocess
@@ -18,6 +19,7 @@ import hpc_grpo
 from hpc_grpo.data.tokenizer import (
     check_context_length,
     decoder_of,
+    installed_packages,
     load_tokenizer,
     read_vocabulary,
     refuse_other_vocabularies,
@@ -67,6 +69,12 @@ def test_transformers_is_imported_without_torch_unless_a_function_of_the_user_ma
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("False\nFalse True\n", "")
+
+
+def test_the_installed_packages_are_those_that_python_finds() -> None:
+    found, wanted = installed_packages(), importlib.metadata.packages_distributions()
+    assert {name: sorted(own) for name, own in found.items()} == {name: sorted(own) for name, own in wanted.items()}
+    assert found["transformers"] == ["transformers"]
 
 
 class Shouting(PreTrainedTokenizerFast):
