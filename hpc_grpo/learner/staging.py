@@ -22,8 +22,11 @@ from hpc_grpo.run.checkpoint import FileEntry, hash_files
 from hpc_grpo.run.files import fsync
 from hpc_grpo.system.memory import host_memory
 
-_KEPT_FREE = 0.05
-"""Share of the memory of the node, or of the job on the node, that copies must leave free."""
+_KEPT_FREE = 0.1
+"""Share of the memory of the node, or of the job on the node, that copies must leave free.
+
+Below 0.05, Ray kills a process of the node, usually an engine.
+"""
 
 
 class RunDisk:
