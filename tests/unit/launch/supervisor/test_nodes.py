@@ -14,6 +14,7 @@ import pytest
 
 from hpc_grpo.errors import NodesUnavailableError
 from hpc_grpo.launch.agent.protocol import NodeReport
+from hpc_grpo.launch.supervisor import agent_link
 from hpc_grpo.launch.supervisor import nodes as module
 from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup
 from hpc_grpo.launch.supervisor.nodes import Nodes, RayWatch
@@ -78,6 +79,20 @@ def test_after_the_deadline_the_nodes_that_are_not_in_ray_are_named(make_nodes: 
     error = bring_up_error(nodes)
     assert error.nodes == ("nid001",), "the head comes first: without it the others were not asked"
     assert "launch.bringup_deadline_s gives more time." in str(error)
+
+
+def test_nodes_hear_from_the_supervisor_while_another_is_slow_to_read_its_spec(
+    make_nodes: MakeNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_link, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(agent_link, "SILENT_AGENT_S", 10.0)
+    heard = tmp_path / "heard"
+    slow = f"until [ -e {heard} ]; do sleep 0.05; done; {SERVES}"
+    hears = f'read -r line; [ -n "$line" ] || touch {heard}; {SERVES}'
+    nodes = make_nodes(slow, hears, env={"LARGER": "x" * (1 << 17), "THAN": "a pipe"})
+    nodes.start()
+    assert heard.exists()
+    assert nodes.bring_up_error() is None
 
 
 def test_the_token_is_readable_for_its_user_alone(make_nodes: MakeNodes, tmp_path: Path) -> None:
