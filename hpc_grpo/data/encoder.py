@@ -97,18 +97,20 @@ class Encoder:
             check_item(self._source, item, number, self._config.data.images)
         if self._processor is not None:
             return [self._row_with_images(item, number) for number, item in numbered]
-        texts = [self._template.render(item, number) for number, item in numbered]
+        parsed = [(number, with_messages(self._source, item, number)) for number, item in numbered]
+        texts = [self._template.render(item, number) for number, item in parsed]
         prompts = self._template.encode(texts)
         completions: Sequence[Sequence[int]] = [()] * len(items)
         if self._config.needs.labels:
             wanted = [completion_text(self._source, item, number) for number, item in numbered]
             completions = encode_completions(self._tokenizer, wanted)
         rows = []
-        for (number, item), text, prompt, completion in zip(numbered, texts, prompts, completions, strict=True):
+        for (number, item), given, text, prompt, completion in zip(
+            parsed, items, texts, prompts, completions, strict=True
+        ):
             check_not_empty(text if prompt else "", self._source.path, number)
-            rows.append(
-                Row(text, prompt, completion, as_json(self._source, item, number), prompt_hash(self._source, item))
-            )
+            fields = as_json(self._source, given, number)
+            rows.append(Row(text, prompt, completion, fields, prompt_hash(self._source, item)))
         return rows
 
     def _row_with_images(self, item: Item, number: int) -> Row:
@@ -119,23 +121,19 @@ class Encoder:
         source, column, where = self._source, str(self._config.data.images), f"Item {number} of {self._source.path}"
         path = Path(source.path)
         folder = path if path.is_dir() else path.parent if path.is_file() else Path()
-        field, parsed = source.messages_field, item
+        parsed = with_messages(source, item, number)
         try:
-            if field is not None:
-                if isinstance(item[field], str):
-                    parsed = {**item, field: json.loads(item[field])}
-                check_messages(parsed[field], source, number)
-            held = images_in(parsed[column]) if column == field else item[column]
+            held = images_in(parsed[column]) if column == source.messages_field else item[column]
             images = images_of(held, folder, self._config.data.max_pixels)
             text = self._template.render(parsed, number, len(images))
             assert self._processor is not None
             sizes = [image_size(image) for image in images]
             counts = self._processor._get_num_multimodal_tokens(image_sizes=sizes)["num_image_tokens"] if sizes else []
-        except ValueError as error:  # of images, of a processor, of JSON
+        except ValueError as error:  # of images, of a processor
             raise ConfigError(f"{where} (counted from 0), {column!r} (data.images): {error}") from error
         [prompt] = self._template.encode([text])
         digests = [hashlib.sha256(image).hexdigest() for image in images]
-        is_text = column == field and isinstance(item[column], str)
+        is_text = column == source.messages_field and isinstance(item[column], str)
         fields = as_json(source, item if is_text else {**item, column: digests}, number)
         hashed = prompt_hash(source, parsed, digests)
         return Row(text, prompt, (), fields, hashed, images, sum(counts) - len(counts))
@@ -229,6 +227,12 @@ def completion_text(source: SourceConfig, item: Item, number: int) -> str:
     return text
 
 
+def with_messages(source: SourceConfig, item: Item, number: int) -> Item:
+    """Return item `number` with its chat messages, if it has any, as a checked list."""
+    field = source.messages_field
+    return item if field is None else {**item, field: check_messages(item[field], source, number)}
+
+
 def prompt_hash(source: SourceConfig, item: Item, images: Sequence[str] = ()) -> int:
     """Hash an item's prompt and its `images`' digests to 64 bits. Text in a column and in messages has the same hash.
 
@@ -254,9 +258,7 @@ def prompt_hashes(source: SourceConfig) -> Iterator[int]:
     """Yield the hash of each prompt of a source without images. Raises ConfigError for an item without a prompt."""
     for number, item in enumerate(read_items(source)):
         check_item(source, item, number)
-        if source.messages_field is not None:
-            check_messages(item[source.messages_field], source, number)
-        yield prompt_hash(source, item)
+        yield prompt_hash(source, with_messages(source, item, number))
 
 
 def held_out_below(fraction: float) -> int:

@@ -30,7 +30,7 @@ MAX_IMAGE_PIXELS = 1 << 26
 """Most pixels of an image file: more would take a quarter of a GiB in each process that opens the image."""
 
 _THUMBNAIL_SIDE = 160
-_DATA_URI = re.compile(r"data:image/[\w.+-]+;base64,")
+_DATA_URI = re.compile(r"data:image(/[\w.+-]+)?;base64,")
 _SHOWN = 100
 
 
@@ -52,8 +52,8 @@ def images_of(value: Any, folder: Path, max_pixels: int | None = None) -> tuple[
 
 
 def open_image(content: bytes) -> Image:
-    """Open an image as RGB, rotated by the file's EXIF orientation."""
-    return _turned(content).convert("RGB")
+    """Open an image as RGB, rotated by the file's EXIF orientation. What is transparent becomes white."""
+    return _as_rgb(_turned(content))
 
 
 def thumbnail(content: bytes) -> str:
@@ -68,6 +68,15 @@ def image_size(content: bytes) -> tuple[int, int]:
     """Return the height and width, in pixels, of the image that `open_image` returns."""
     width, height = _turned(content).size
     return height, width
+
+
+def _as_rgb(image: Image) -> Image:
+    from PIL import Image
+
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    image = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
 
 
 def _turned(content: bytes) -> Image:
@@ -128,6 +137,8 @@ def _file(value: Any, folder: Path) -> bytes:
             return base64.b64decode(value[uri.end() :], validate=True)
         except ValueError as error:
             raise ImageError(f"{value:.{_SHOWN}} is no valid base64 ({error}).") from error
+    if value.startswith("data:"):
+        raise ImageError(f"{value:.{_SHOWN}} is no image: a data URI begins with data:image/png;base64, or the like.")
     if re.match(r"(https?|s3|gs|hf)://", value):
         raise ImageError(
             f"{value:.{_SHOWN}} is a URL, which compute nodes do not fetch. Download it and give its path."
@@ -165,7 +176,7 @@ def _checked(content: bytes, max_pixels: int | None) -> bytes:
 
 def _as_png(image: Any) -> bytes:
     file = io.BytesIO()
-    image.convert("RGB").save(file, "PNG")
+    _as_rgb(image).save(file, "PNG")
     return file.getvalue()
 
 

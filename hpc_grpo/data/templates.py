@@ -130,8 +130,15 @@ def check_characters(text: str, path: str, number: int) -> None:
 
 
 def check_messages(value: Any, source: SourceConfig, number: int) -> list[Mapping[str, Any]]:
-    """Return the chat messages of item `number`. Raises ConfigError if they are no valid prompt."""
+    """Return the chat messages of item `number`, which may be JSON text. Raises ConfigError if they are not valid."""
     where = f"Item {number} of {source.path}: {source.messages_field!r}"
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ConfigError(
+                f"{where} is text, but not a list of messages in JSON: {value!r:.200} ({error})."
+            ) from error
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise ConfigError(f"{where} must be a list of messages with at least one, not {value!r}.")
     for message in value:

@@ -15,7 +15,15 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, StringConstraints, field_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 
 from hpc_grpo.errors import ConfigError, RewardAwayError
 from hpc_grpo.rewards import Group, reward
@@ -158,8 +166,12 @@ class RemoteSettings(Section):
         "hpc_grpo", description="openrlhf: `query`, `prompts`, `labels`, `images`; the answer is `rewards`."
     )
     path: str | None = Field(None, description="Path to post to. Default: /score, for openrlhf /get_reward.")
-    label_field: str = Field("answer", description="Column of the data with the label, for openrlhf.")
-    prompt_field: str | None = Field(None, description="Column to send as `prompts`. Default: the templated prompt.")
+    label_field: str | None = Field("answer", description="Column with the label, for openrlhf. null: no label.")
+    prompt_field: str | None = Field(
+        None,
+        description="Column to send as `prompts`; with openrlhf and images, the --input_key of the server. Default: "
+        "the templated prompt.",
+    )
     health_path: str = Field("/health", description="Path that answers while the server can score.")
     api_key_env: str | None = Field(None, description="Environment variable with the key. Default: no key.")
     token_env: str | None = Field(
@@ -167,6 +179,17 @@ class RemoteSettings(Section):
     )
     attempt_s: PositiveFloat = Field(60.0, description="Deadline of one request.")
     concurrency: ClassVar[int] = 1
+
+    @property
+    def post_path(self) -> str:
+        return self.path or ("/score" if self.protocol == "hpc_grpo" else "/get_reward")
+
+    @model_validator(mode="after")
+    def _url_is_without_path(self) -> RemoteSettings:
+        if self.url.rstrip("/").endswith(self.post_path):
+            base = self.url.rstrip("/").removesuffix(self.post_path)
+            raise ValueError(f"url = {self.url!r} ends with the path that is added to it: set url to {base!r}")
+        return self
 
 
 async def prepare_remote(settings: RemoteSettings, timeout_s: float, is_resume: bool) -> str:
@@ -185,18 +208,23 @@ async def remote(group: Group, settings: RemoteSettings) -> list[float]:
     prompt = group.prompt if settings.prompt_field is None else group.column_of(settings, "prompt_field")
     images: list[Any] = [base64.b64encode(image).decode() for image in group.images]
     if settings.protocol == "hpc_grpo":
-        path = "/score"
         fields = {name: [value] * count for name, value in group.fields.items()}
         body: dict[str, Any] = {"prompts": [prompt] * count, "completions": group.completions, "fields": fields}
     else:
-        path, images = "/get_reward", [images] * count
-        label = group.column_of(settings, "label_field")
+        if images and settings.prompt_field is None:
+            raise ConfigError(
+                "with protocol = openrlhf and images, a server finds a row by its own prompt: set "
+                "rewards.N.args.prompt_field to the column of the server's --input_key, such as message."
+            )
+        images = [images] * count
+        label = "" if settings.label_field is None else group.column_of(settings, "label_field")
         queries = [group.prompt + completion for completion in group.completions]
         body = {"query": queries, "prompts": [prompt] * count, "labels": [label] * count}
     if group.images:
         body["images"] = images
-    [answer] = await ask_all(settings, settings.path or path, [body], group.timeout_s)
-    scores = answer.get("scores", answer.get("rewards")) if isinstance(answer, dict) else answer
+    [answer] = await ask_all(settings, settings.post_path, [body], group.timeout_s)
+    own, other = ("scores", "rewards") if settings.protocol == "hpc_grpo" else ("rewards", "scores")
+    scores = answer.get(own, answer.get(other)) if isinstance(answer, dict) else answer
     if not isinstance(scores, list):
         raise AnswerError(f"{settings.url} answers {str(answer)[:200]!r}, and not a list of scores.")
     if len(scores) != count:

@@ -101,6 +101,34 @@ def test_rows_of_mathv60k_as_openrlhf_m_has_them(load: Loader) -> None:
     assert prompt.fields == row, "a reward server of OpenRLHF-M finds the row by the text of its message"
 
 
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_what_is_transparent_becomes_white(load: Loader, mode: str) -> None:
+    """As for Qwen's own tools: diagrams are often black lines on a transparent ground."""
+    diagram = Image.new("RGBA", (60, 60), (0, 0, 0, 0))
+    diagram.putpixel((3, 4), (0, 0, 0, 255))
+    file = io.BytesIO()
+    if mode == "P":
+        diagram.quantize(2).save(file, "PNG")
+    else:
+        diagram.convert(mode).save(file, "PNG")
+    (load.folder / "diagram.png").write_bytes(file.getvalue())
+    row = {"question": "Which?", "answer": "1", "image": "diagram.png"}
+    for max_pixels in (None, 50 * 50):
+        [prompt] = load(row, max_pixels=max_pixels)
+        opened = open_image(prompt.images[0])
+        assert opened.getpixel((40, 40)) == (255, 255, 255)
+        assert opened.convert("L").getextrema()[0] < (1 if max_pixels is None else 200)
+
+
+def test_data_uris_without_a_type_are_read_and_others_refused_in_short(load: Loader) -> None:
+    encoded = base64.b64encode(RED).decode()
+    row = {"question": "Which?", "answer": "1", "image": f"data:image;base64,{encoded}"}
+    assert load(row)[0].images == (RED,)
+    with pytest.raises(ConfigError, match="a data URI begins with") as raised:
+        load({**row, "image": f"data:application/png;base64,{encoded * 50}"})
+    assert len(str(raised.value)) < 500
+
+
 def test_images_of_the_library_datasets(load: Loader) -> None:
     import datasets
 

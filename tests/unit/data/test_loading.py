@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -125,6 +126,19 @@ def test_conversations_that_differ_in_an_answer_of_the_assistant_are_not_duplica
     write_items("c.jsonl", [{"messages": own, "answer": "1"} for own in turns])
     source = {"path": "c.jsonl", "messages_field": "messages"}
     assert len(loaded(config_of(source, deduplicate=True, template="chat"), tokenizer).train) == 2
+
+
+def test_messages_may_be_json_text(tokenizer: Any) -> None:
+    turns = [{"role": "user", "content": "Hello"}]
+    write_items("c.jsonl", [{"messages": own, "answer": "1"} for own in (turns, json.dumps(turns))])
+    config = config_of({"path": "c.jsonl", "messages_field": "messages"}, shuffle=False, template="chat")
+    stream = loaded(config, tokenizer).train
+    first, second = (stream.prompt(number) for number in range(2))
+    assert (first.text, first.token_ids) == (second.text, second.token_ids)
+    assert second.fields["messages"] == json.dumps(turns)
+    write_items("d.jsonl", [{"messages": "[{", "answer": "1"}])
+    with pytest.raises(ConfigError, match=r"Item 0 of d\.jsonl: 'messages' is text, but not a list of messages in JSON"):
+        loaded(config_of({"path": "d.jsonl", "messages_field": "messages"}, template="chat"), tokenizer)
 
 
 @pytest.mark.parametrize("content", [None, [], ""])

@@ -145,7 +145,7 @@ def test_messages_keep_their_own_system_message(make_tokenizer: Callable[..., An
 @pytest.mark.parametrize(
     ("messages", "words"),
     [
-        ("hi", "must be a list of messages"),
+        ("hi", "but not a list of messages in JSON"),
         ([], "must be a list of messages"),
         ([{"role": "user"}], "must have role and content"),
         ([*MESSAGES, {"role": "assistant", "content": "x"}], "ends with a message of the assistant"),

@@ -98,20 +98,24 @@ def test_a_reward_on_the_server_gets_the_images_of_the_prompt(tmp_path: Path, mo
 
 @pytest.mark.parametrize("protocol", ["hpc_grpo", "openrlhf"])
 def test_other_servers_get_the_files_of_images(serve: Serve, protocol: str) -> None:
-    stand_in = serve(lambda path, body: (200, {"rewards": [0.5, 1.0]}))
-    settings = RemoteSettings(url=stand_in.url, protocol=protocol)  # type: ignore[arg-type]
+    """The key of the rewards in an answer is the protocol's own, whatever else the answer has."""
+    key, other = ("scores", "rewards") if protocol == "hpc_grpo" else ("rewards", "scores")
+    stand_in = serve(lambda path, body: (200, {key: [0.5, 1.0], other: [7.0, 7.0]}))
     file = base64.b64encode(content := colour_image("red")).decode()
-    for images in ((), (content, content)):
-        group = Group("<image>?", ("4", "5"), {"answer": "4"}, images=images)
+    for images, prompt_field in ((), None), ((content, content), "message"):
+        settings = RemoteSettings(url=stand_in.url, protocol=protocol, prompt_field=prompt_field)  # type: ignore[arg-type]
+        group = Group("<image>?", ("4", "5"), {"answer": "4", "message": "[]"}, images=images)
         assert finished(servers.remote(group, settings)) == [0.5, 1.0]
     (path, without, _), (_, body, _) = stand_in.requests
     assert "images" not in without
     if protocol == "openrlhf":
         assert path == "/get_reward"
         assert body == {
-            "query": ["<image>?4", "<image>?5"], "prompts": ["<image>?"] * 2, "labels": ["4"] * 2,
+            "query": ["<image>?4", "<image>?5"], "prompts": ["[]"] * 2, "labels": ["4"] * 2,
             "images": [[file, file]] * 2,
         }  # fmt: skip
+        with pytest.raises(ConfigError, match="prompt_field to the column of the server's --input_key"):
+            finished(servers.remote(group, RemoteSettings(url=stand_in.url, protocol="openrlhf")))
     else:
         assert (path, body["completions"], body["images"]) == ("/score", ["4", "5"], [file, file])
 
@@ -292,12 +296,22 @@ def test_a_server_of_openrlhf_is_asked_in_its_own_protocol(serve: Serve) -> None
     assert stand_in.requests[-1][1] == {
         "query": ["1 + 1 = 2", "1 + 1 = 3"], "prompts": ["1 + 1 = "] * 2, "labels": ["2"] * 2
     }  # fmt: skip
-    args = {"url": stand_in.url, "protocol": "openrlhf", "prompt_field": "message"}
+    args = {"url": stand_in.url, "protocol": "openrlhf", "prompt_field": "message", "label_field": None}
+    assert score("remote", ["2"], {"message": "[1 + 1]"}, args=args) == [1.0]
+    assert stand_in.requests[-1][1]["labels"] == [""]
+    del args["label_field"]
     assert score("remote", ["2"], {"answer": "2", "message": "[1 + 1]"}, args=args) == [1.0]
     assert stand_in.requests[-1][1]["prompts"] == ["[1 + 1]"]
     for missing, fields in (("label_field", {}), ("prompt_field", {"answer": "2"})):
         with pytest.raises(ConfigError, match=rf"no column .*rewards\.N\.args\.{missing}"):
             score("remote", ["2"], fields, args=args)
+
+
+@pytest.mark.parametrize("protocol", ["hpc_grpo", "openrlhf"])
+def test_an_url_with_the_path_that_is_added_to_it_is_refused(protocol: str) -> None:
+    path = "/score" if protocol == "hpc_grpo" else "/get_reward"
+    with pytest.raises(ValueError, match=r"set url to 'http://head:5000'"):
+        RemoteSettings(url=f"http://head:5000{path}/", protocol=protocol)  # type: ignore[arg-type]
 
 
 def test_a_server_that_stays_away_masks_the_group_and_says_why() -> None:
