@@ -137,7 +137,7 @@ def test_messages_may_be_json_text(tokenizer: Any) -> None:
     assert (first.text, first.token_ids) == (second.text, second.token_ids)
     assert second.fields["messages"] == json.dumps(turns)
     write_items("d.jsonl", [{"messages": "[{", "answer": "1"}])
-    with pytest.raises(ConfigError, match=r"Item 0 of d\.jsonl: 'messages' is text, but not a list of messages in JSON"):
+    with pytest.raises(ConfigError, match=r"Item 0 of d\.jsonl: 'messages' is text, but not a list"):
         loaded(config_of({"path": "d.jsonl", "messages_field": "messages"}, template="chat"), tokenizer)
 
 
