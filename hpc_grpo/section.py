@@ -37,7 +37,7 @@ class Loading:
 class Section(BaseModel):
     """A section of the YAML file. `hpc-grpo config` prints a field's description beside its key."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 class Args(Section):

@@ -207,6 +207,11 @@ def _lora(config: Config) -> None:
             f"lora.targets = {lora.targets} must be all-linear, or names of linear layers such as [q_proj, v_proj], "
             f"without {', '.join(sorted(_HEADS))}: vLLM's logprobs ignore adapters of these layers. Leave them out."
         )
+    if dotted := next((name for name in lora.targets if "." in name and lora.targets != "all-linear"), None):
+        raise ConfigError(
+            f"lora.targets has {dotted!r}, a path to a layer. A target adapts all layers of one name: "
+            f"write {dotted.rpartition('.')[2]!r}."
+        )
     if lora.dropout > 0.0 and config.needs.rollouts:
         raise ConfigError(
             f"lora.dropout = {lora.dropout:g} would make the policy ratios random: task {config.task.name} compares "

@@ -38,7 +38,7 @@ class CallbackConfig(Section):
 
 
 class TrainConfig(Section):
-    lr: PositiveFloat = Field(1e-6, allow_inf_nan=False, description="Peak learning rate.")
+    lr: PositiveFloat = Field(1e-6, description="Peak learning rate.")
     adamw: Annotated[AdamwArgs, BeforeValidator(_completed)] = Field(
         _ADAMW, description="Arguments of torch.optim.AdamW. Biases and norms have no weight decay."
     )
@@ -106,6 +106,13 @@ class LoraConfig(Section):
     publish: Literal["merged", "adapter"] = Field(
         "merged", description="merged: engines get all weights, adapter included. adapter: only the new adapter."
     )
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _all_or_a_list(cls, targets: object) -> object:
+        if isinstance(targets, str) and targets != "all-linear":
+            raise ValueError("must be all-linear, or a list such as [q_proj, v_proj]")
+        return targets
 
 
 class PpoArgs(Args):

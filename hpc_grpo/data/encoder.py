@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_grpo.config import Config, SourceConfig
-from hpc_grpo.data.images import image_size, images_in, images_of, is_image
+from hpc_grpo.data.images import MARK, image_size, images_in, images_of, is_image
 from hpc_grpo.data.sources import BATCH_ITEMS, Item, answer_of, read_items
 from hpc_grpo.data.templates import (
     PromptTemplate,
@@ -132,6 +132,11 @@ class Encoder:
         except ValueError as error:  # of images, of a processor
             raise ConfigError(f"{where} (counted from 0), {column!r} (data.images): {error}") from error
         [prompt] = self._template.encode([text])
+        if (places := prompt.count(self._processor.image_token_id)) != len(images):
+            raise ConfigError(
+                f"{where} (counted from 0): its prompt has {places} image tokens, and there are {len(images)} images. "
+                f"Write {MARK} where an image stands, and not the model's own {self._processor.image_token!r}."
+            )
         digests = [hashlib.sha256(image).hexdigest() for image in images]
         is_text = column == source.messages_field and isinstance(item[column], str)
         fields = as_json(source, item if is_text else {**item, column: digests}, number)

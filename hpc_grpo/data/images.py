@@ -30,6 +30,8 @@ MAX_IMAGE_PIXELS = 1 << 26
 """Most pixels of an image file: more would take a quarter of a GiB in each process that opens the image."""
 
 _THUMBNAIL_SIDE = 160
+_IMAGE_TYPES, _IMAGE_KEYS = ("image", "image_url", "input_image"), ("image", "image_url", "path", "url")
+_LONGEST_PATH = 4096
 _DATA_URI = re.compile(r"data:image(/[\w.+-]+)?;base64,")
 _SHOWN = 100
 
@@ -71,12 +73,21 @@ def image_size(content: bytes) -> tuple[int, int]:
 
 
 def _as_rgb(image: Image) -> Image:
+    import numpy as np
     from PIL import Image
 
+    _refuse_unbounded(image)
+    if image.mode.startswith("I;16"):  # PIL would cut off values above 255
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if not image.has_transparency_data:
         return image.convert("RGB")
     image = image.convert("RGBA")
     return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+
+
+def _refuse_unbounded(image: Image) -> None:
+    if image.mode in ("I", "F"):
+        raise ImageError(f"an image of mode {image.mode} has no white: save it with 8 or 16 bits a channel.")
 
 
 def _turned(content: bytes) -> Image:
@@ -89,9 +100,12 @@ def with_image_parts(messages: Sequence[Mapping[str, Any]], num_images: int) -> 
     """Return messages with content in parts, `{"type": "image"}` for each mark. Content in parts keeps its parts.
 
     Without any mark or part, the images stand at the front of the last message of the user. Raises ImageError if the
-    number of marks and image parts is not `num_images`.
+    number of marks and image parts is not `num_images`, or for a part of another kind.
     """
-    made: list[Mapping[str, Any]] = [{**message, "content": _parts(message["content"])} for message in messages]
+    made: list[Mapping[str, Any]] = []
+    for message in messages:
+        parts = [{"type": "image"} if is_image(part) else part for part in _parts(message["content"])]
+        made.append({**message, "content": parts})
     num_places = sum(is_image(part) for message in made for part in message["content"])
     if not num_places and num_images:
         last = max((at for at, message in enumerate(made) if message["role"] == "user"), default=-1)
@@ -102,25 +116,38 @@ def with_image_parts(messages: Sequence[Mapping[str, Any]], num_images: int) -> 
 
 
 def images_in(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Return the images inside messages, in the formats of OpenAI, Qwen and OpenRLHF-M."""
+    """Return the images inside messages, in the formats of OpenAI, Qwen and OpenRLHF-M. Raises ImageError."""
     found = []
-    for part in filter(is_image, chain.from_iterable(message["content"] or () for message in messages)):
-        held = part.get("image", part.get("image_url", part.get("path", part.get("url"))))
+    for part in filter(is_image, chain.from_iterable(_parts(message["content"]) for message in messages)):
+        held = next((part[key] for key in _IMAGE_KEYS if key in part), None)
         found.append(held.get("url") if isinstance(held, Mapping) and "url" in held else held)
     return found
 
 
 def is_image(part: Any) -> bool:
-    """Return whether a part of a message is an image."""
-    return isinstance(part, Mapping) and part.get("type") in ("image", "image_url")
+    """Return whether a part of a message is an image. Qwen's tools leave out the type."""
+    if not isinstance(part, Mapping):
+        return False
+    kind = part.get("type")
+    return kind in _IMAGE_TYPES or (kind is None and any(part.get(key) for key in _IMAGE_KEYS[:2]))
 
 
-def _parts(content: Any) -> list[Any]:
-    if not isinstance(content, str):  # in tables, each part has the columns of all parts
-        texts = ({name: own for name, own in part.items() if own is not None} for part in content or ())
-        return [{"type": "image"} if is_image(part) else part for part in texts]
-    pieces = re.split(f"({MARK})", content)
-    return [{"type": "image"} if piece == MARK else {"type": "text", "text": piece} for piece in pieces if piece]
+def _parts(content: Any) -> list[Mapping[str, Any]]:
+    """Return a message's content as parts, texts split at marks. Raises ImageError for parts of other kinds."""
+    if isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    if not isinstance(content, Sequence | None):
+        raise ImageError(f"a message's content must be text or a list of parts, not {content!r:.{_SHOWN}}.")
+    parts: list[Mapping[str, Any]] = []
+    for part in content or ():
+        if is_image(part):
+            parts.append({name: own for name, own in part.items() if own is not None})  # tables give parts all keys
+        elif isinstance(part, Mapping) and part.get("type", "text") == "text" and isinstance(part.get("text"), str):
+            pieces = filter(None, re.split(f"({MARK})", part["text"]))
+            parts += [{"type": "image"} if piece == MARK else {"type": "text", "text": piece} for piece in pieces]
+        else:
+            raise ImageError(f"a part of a message must be a text or an image, not {part!r:.{_SHOWN}}.")
+    return parts
 
 
 def _file(value: Any, folder: Path) -> bytes:
@@ -143,6 +170,8 @@ def _file(value: Any, folder: Path) -> bytes:
         raise ImageError(
             f"{value:.{_SHOWN}} is a URL, which compute nodes do not fetch. Download it and give its path."
         )
+    if len(value) > _LONGEST_PATH:
+        raise ImageError(f"{value:.{_SHOWN}}… is no path. In front of base64 write data:image/png;base64, or the like.")
     path = folder / value.removeprefix("file://")
     try:
         return path.read_bytes()
@@ -160,11 +189,15 @@ def _checked(content: bytes, max_pixels: int | None) -> bytes:
             if width * height > MAX_IMAGE_PIXELS:
                 raise Image.DecompressionBombError(f"{width} x {height} pixels")
             opened.load()
+            _refuse_unbounded(opened)
+            _turned(content)
+    except ImageError:
+        raise
     except Image.DecompressionBombError as error:  # PIL raises it too, above a higher limit
         raise ImageError(f"an image is larger than {MAX_IMAGE_PIXELS:,} pixels ({error}). Scale it down.") from error
     except UnidentifiedImageError as error:
         raise ImageError(f"{content[:16]!r}… of {len(content):,} bytes is no image that PIL can read.") from error
-    except (OSError, SyntaxError, ValueError) as error:  # PNG's errors are SyntaxErrors
+    except Exception as error:  # PIL raises many kinds for damaged files and EXIF
         raise ImageError(f"an image of {len(content):,} bytes is damaged ({error}).") from error
     if max_pixels is None or width * height <= max_pixels:
         return content

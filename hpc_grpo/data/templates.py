@@ -135,7 +135,7 @@ def check_messages(value: Any, source: SourceConfig, number: int) -> list[Mappin
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(
                 f"{where} is text, but not a list of messages in JSON: {value!r:.200} ({error})."
             ) from error

@@ -114,7 +114,7 @@ def disk_budget(plan: Plan, room: Room) -> DiskBudget:
     trained = trained_parameters(config, plan.model.num_parameters) - frozen
     checkpoints, exports = num_checkpoints(config, steps), num_exports(config, steps)
     each = checkpoint_bytes(config, plan.model.num_parameters, frozen)
-    saved = f"{checkpoints} x {each // p} {letter}: keep_last, and the one being written"
+    saved = f"{checkpoints} x {each // max(p, 1)} {letter}: keep_last, and the one being written"
     exported, every = f"{exports} x {'2 ' * (trained > p)}b {letter}", config.checkpoint.export_every
     if every is not None and every.known_steps is None and config.checkpoint.keep_exports is None:
         exported += ", at least: more come by epochs or seconds, and checkpoint.keep_exports = null keeps all"

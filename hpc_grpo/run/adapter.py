@@ -44,6 +44,23 @@ def read_adapter(path: str) -> tuple[str, LoraConfig]:
     return base, lora
 
 
+def _refuse_without_weights(folder: Path) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    file = folder / "adapter_model.safetensors"
+    try:
+        with safe_open(file, framework="numpy") as weights:
+            if weights.keys():
+                return
+        why = "it has no weights"
+    except (OSError, SafetensorError) as error:
+        why = str(error)
+    raise ConfigError(
+        f"{file}, the adapter's weights, cannot be read: {why}. Save the adapter with peft's save_pretrained, which "
+        f"writes this file; adapter_model.bin is not read."
+    )
+
+
 def with_model(config: Config, path: str) -> Config:
     """Return `config` with the model at `path`, or with an adapter at `path` and the base that it names."""
     base, lora = read_adapter(path) if is_adapter(path) else (path, None)
@@ -75,6 +92,7 @@ def refuse_wrong_lora(config: Config, folder: Path, working_dir: Path = Path()) 
     if adapter is None:
         return
     base, theirs = read_adapter(str(working_dir / adapter))
+    _refuse_without_weights(working_dir / adapter)
     targets = leaves if lora.targets == "all-linear" else {*lora.targets}
     for key, own, other in (
         ("rank", lora.rank, theirs.rank),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 from transformers import AutoProcessor
@@ -120,12 +122,72 @@ def test_what_is_transparent_becomes_white(load: Loader, mode: str) -> None:
         assert opened.convert("L").getextrema()[0] < (1 if max_pixels is None else 200)
 
 
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_images_of_16_bits_keep_their_greys_and_those_without_a_white_are_refused(load: Loader, kind: str) -> None:
+    row = {"question": "Which?", "answer": "1", "image": "grey"}
+    Image.fromarray(np.full((64, 64), 128 * 257, np.uint16)).save(load.folder / "grey", kind)
+    [prompt] = load(row)
+    assert open_image(prompt.images[0]).getpixel((5, 5)) == (128, 128, 128)
+    Image.fromarray(np.full((64, 64), 0.5, np.float32)).save(load.folder / "half", "TIFF")
+    with pytest.raises(ConfigError, match=r"Item 0 .*an image of mode F has no white"):
+        load({**row, "image": "half"})
+
+
+def test_damaged_exif_is_told_with_the_row(load: Loader) -> None:
+    Image.new("RGB", (64, 32)).save(load.folder / "exif.png", exif=b"Exif\0\0garbagegarbage")
+    with pytest.raises(ConfigError, match=r"Item 0 .* is damaged"):
+        load({"question": "Which?", "answer": "1", "image": "exif.png"})
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"image": "red.png"},
+        {"type": "image_url", "image": None, "image_url": {"url": "red.png"}},
+        {"type": "input_image", "image_url": "red.png"},
+        {"type": "image", "path": "red.png"},
+    ],
+    ids=lambda part: ",".join(part),
+)
+def test_image_parts_in_the_spellings_of_others(load: Loader, part: dict[str, Any]) -> None:
+    row = {"message": [{"role": "user", "content": [part, {"type": "text", "text": "Which?"}]}], "answer": "1"}
+    [prompt] = load(row, images="message", messages_field="message")
+    assert (prompt.images, prompt.text) == ((RED,), "<image>Which?")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ([{"type": "video", "video": "a.mp4"}], "must be a text or an image, not {'type': 'video'"),
+        (["a"], "must be a text or an image, not 'a'"),
+        ({"type": "text", "text": "x"}, "content must be text or a list of parts"),
+        (7, "content must be text or a list of parts"),
+        ([{"type": "image", "image": "red.png"}, {"type": "text", "text": "<image>?"}], "places for 2 images"),
+    ],
+)
+def test_content_that_is_no_text_and_no_image_is_refused(load: Loader, content: Any, says: str) -> None:
+    row = {"message": [{"role": "user", "content": content}], "answer": "1"}
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        load(row, images="message", messages_field="message")
+
+
+def test_a_prompt_with_more_image_tokens_than_images_is_refused(tmp_path: Path) -> None:
+    load = Loader(write_vision_model(tmp_path / "model"), tmp_path)
+    with (tmp_path / "model" / "chat_template.jinja").open("a") as template:
+        template.write("<image>")
+    with pytest.raises(ConfigError, match=r"Item 0 .*prompt has 2 image tokens, and there are 1 images"):
+        load({"question": "Which?", "answer": "1", "image": "red.png"}, template="chat")
+
+
 def test_data_uris_without_a_type_are_read_and_others_refused_in_short(load: Loader) -> None:
     encoded = base64.b64encode(RED).decode()
     row = {"question": "Which?", "answer": "1", "image": f"data:image;base64,{encoded}"}
     assert load(row)[0].images == (RED,)
     with pytest.raises(ConfigError, match="a data URI begins with") as raised:
         load({**row, "image": f"data:application/png;base64,{encoded * 50}"})
+    assert len(str(raised.value)) < 500
+    with pytest.raises(ConfigError, match="In front of base64 write data:image/png;base64") as raised:
+        load({**row, "image": encoded * 50})
     assert len(str(raised.value)) < 500
 
 

@@ -302,7 +302,7 @@ def test_a_server_of_openrlhf_is_asked_in_its_own_protocol(serve: Serve) -> None
     del args["label_field"]
     assert score("remote", ["2"], {"answer": "2", "message": "[1 + 1]"}, args=args) == [1.0]
     assert stand_in.requests[-1][1]["prompts"] == ["[1 + 1]"]
-    for missing, fields in (("label_field", {}), ("prompt_field", {"answer": "2"})):
+    for missing, fields in (("label_field", {"message": "?"}), ("prompt_field", {"answer": "2"})):
         with pytest.raises(ConfigError, match=rf"no column .*rewards\.N\.args\.{missing}"):
             score("remote", ["2"], fields, args=args)
 
