@@ -92,7 +92,6 @@ def refuse_wrong_lora(config: Config, folder: Path, working_dir: Path = Path()) 
     if adapter is None:
         return
     base, theirs = read_adapter(str(working_dir / adapter))
-    _refuse_without_weights(working_dir / adapter)
     targets = leaves if lora.targets == "all-linear" else {*lora.targets}
     for key, own, other in (
         ("rank", lora.rank, theirs.rank),
@@ -106,3 +105,4 @@ def refuse_wrong_lora(config: Config, folder: Path, working_dir: Path = Path()) 
             f"model.adapter = {adapter} is an adapter of {base}, and model.path = {config.model.path}. Set "
             f"model.path={base}, give an adapter of this model, or correct base_model_name_or_path in its {_SETTINGS}."
         )
+    _refuse_without_weights(working_dir / adapter)

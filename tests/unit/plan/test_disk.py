@@ -121,6 +121,13 @@ def test_a_number_of_exports_that_nobody_knows_is_said_to_be_the_least(
     assert exports.formula.endswith("checkpoint.keep_exports = null keeps all") is is_least
 
 
+def test_a_lora_run_whose_targets_match_nothing_is_left_to_its_own_error() -> None:
+    plan = plan_shipped_7b("7B", 2)
+    lora = planned_config(lora={"targets": ["q_prj"]}).lora
+    budget = disk_budget(replace(plan, config=plan.config.model_copy(update={"lora": lora})), ROOM)
+    assert budget.sure[0].name == "checkpoints"
+
+
 def test_a_disk_without_room_for_checkpoints_is_too_small_and_one_without_room_for_long_rollouts_may_do() -> None:
     plan = plan_shipped_7b("7B", 2)
     sure = disk_budget(plan, ROOM).sure_bytes

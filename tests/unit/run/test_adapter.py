@@ -7,7 +7,9 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from hpc_grpo.config import load_config
 from hpc_grpo.config.load import load_values
@@ -48,6 +50,10 @@ def adapter_in(folder: Path, **changes: Any) -> str:
         ({"lora": {"rank": 513}}, r"lora.rank = 513"),
         ({"lora": {"targets": []}}, r"lora.targets = \[\] must be all-linear, or names of linear layers"),
         ({"lora": {"targets": ["q_proj", "lm_head"]}}, r"without embed_tokens, lm_head: vLLM's logprobs"),
+        ({"lora": {"targets": ["self_attn.q_proj"]}}, r"'self_attn.q_proj', a path to a layer.* write 'q_proj'"),
+        ({"lora": {"targets": "q_proj"}}, r"lora.targets = 'q_proj': must be all-linear, or a list such as \[q_proj"),
+        ({"lora": {"alpha": float("inf")}}, r"lora.alpha = inf: "),
+        ({"train": {"total_steps": 1, "lr": float("nan")}}, r"train.lr = nan: "),
         ({"lora": {"dropout": 0.1}}, r"lora.dropout = 0.1 would make the policy ratios .* Set lora.dropout=0"),
         ({"model": {"path": "m", "adapter": "a"}}, r"model.adapter = a needs section lora"),
         ({"lora": {"publish": "whole"}}, r"lora.publish = 'whole'.*merged"),
@@ -94,7 +100,15 @@ def test_targets_and_adapters_that_do_not_fit_the_model_are_refused(
 @pytest.mark.parametrize("settings", [{}, {"init_lora_weights": "gaussian", "layer_replication": None}])
 def test_an_adapter_of_the_model_is_taken(model: Path, settings: dict[str, Any]) -> None:
     path = adapter_in(model.parent / "adapter", **settings)
-    refuse_wrong_lora(minimal_config(model={"path": str(model), "adapter": path}, lora={}), model)
+    config = minimal_config(model={"path": str(model), "adapter": path}, lora={})
+    weights = Path(path) / "adapter_model.safetensors"
+    for content in (None, b"", save({})):
+        if content is not None:
+            weights.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"adapter_model.safetensors, the adapter's weights, cannot be read: "):
+            refuse_wrong_lora(config, model)
+    weights.write_bytes(save({"base_model.model.q_proj.lora_A.weight": np.zeros((2, 2))}))
+    refuse_wrong_lora(config, model)
 
 
 def test_engines_that_sleep_cannot_keep_the_base(model: Path) -> None:
