@@ -209,8 +209,8 @@ def _lora(config: Config) -> None:
         )
     if dotted := next((name for name in lora.targets if "." in name and lora.targets != "all-linear"), None):
         raise ConfigError(
-            f"lora.targets has {dotted!r}, a path to a layer. A target adapts all layers of one name: "
-            f"write {dotted.rpartition('.')[2]!r}."
+            f"lora.targets has {dotted!r}, the path of a layer. A target is the name of all layers to adapt: write "
+            f"{dotted.rpartition('.')[2]!r}."
         )
     if lora.dropout > 0.0 and config.needs.rollouts:
         raise ConfigError(
@@ -240,6 +240,13 @@ def _images(config: Config) -> None:
             f"data.images = {data.images} does not work with {wrong[0]}. Training with images needs task: grpo, a "
             f"chat template, no lora and no environment. Change the setting {wrong[0]}, or set data.images to null."
         )
+    for reward in config.all_rewards:
+        if reward.args.get("protocol") == "openrlhf" and reward.args.get("prompt_field") is None:
+            raise ConfigError(
+                "rewards.N.args.prompt_field must be set for protocol = openrlhf with data.images: OpenRLHF-M's "
+                "reward server finds a row by its own prompt. Set it to the column of the server's --input_key, such "
+                "as message."
+            )
 
 
 def check_engine(config: Config, *, on_gpu: bool) -> None:

@@ -135,7 +135,7 @@ class Encoder:
         if (places := prompt.count(self._processor.image_token_id)) != len(images):
             raise ConfigError(
                 f"{where} (counted from 0): its prompt has {places} image tokens, and there are {len(images)} images. "
-                f"Write {MARK} where an image stands, and not the model's own {self._processor.image_token!r}."
+                f"Write {MARK} where an image stands, and no other image token in texts or the chat template."
             )
         digests = [hashlib.sha256(image).hexdigest() for image in images]
         is_text = column == source.messages_field and isinstance(item[column], str)

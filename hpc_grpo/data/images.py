@@ -31,6 +31,7 @@ MAX_IMAGE_PIXELS = 1 << 26
 
 _THUMBNAIL_SIDE = 160
 _IMAGE_TYPES, _IMAGE_KEYS = ("image", "image_url", "input_image"), ("image", "image_url", "path", "url")
+_TEXT_TYPES = ("text", "input_text", None)
 _LONGEST_PATH = 4096
 _DATA_URI = re.compile(r"data:image(/[\w.+-]+)?;base64,")
 _SHOWN = 100
@@ -87,7 +88,9 @@ def _as_rgb(image: Image) -> Image:
 
 def _refuse_unbounded(image: Image) -> None:
     if image.mode in ("I", "F"):
-        raise ImageError(f"an image of mode {image.mode} has no white: save it with 8 or 16 bits a channel.")
+        raise ImageError(
+            f"an image of mode {image.mode} has no fixed range of values: save it with 8 or 16 bits a channel."
+        )
 
 
 def _turned(content: bytes) -> Image:
@@ -111,7 +114,9 @@ def with_image_parts(messages: Sequence[Mapping[str, Any]], num_images: int) -> 
         last = max((at for at, message in enumerate(made) if message["role"] == "user"), default=-1)
         made[last] = {**made[last], "content": [{"type": "image"}] * num_images + made[last]["content"]}
     elif num_places != num_images:
-        raise ImageError(f"its prompt has places for {num_places} images ({MARK}), and there are {num_images}.")
+        raise ImageError(
+            f"its prompt has places for {num_places} images ({MARK}, or image parts), and there are {num_images}."
+        )
     return made
 
 
@@ -142,7 +147,7 @@ def _parts(content: Any) -> list[Mapping[str, Any]]:
     for part in content or ():
         if is_image(part):
             parts.append({name: own for name, own in part.items() if own is not None})  # tables give parts all keys
-        elif isinstance(part, Mapping) and part.get("type", "text") == "text" and isinstance(part.get("text"), str):
+        elif isinstance(part, Mapping) and part.get("type") in _TEXT_TYPES and isinstance(part.get("text"), str):
             pieces = filter(None, re.split(f"({MARK})", part["text"]))
             parts += [{"type": "image"} if piece == MARK else {"type": "text", "text": piece} for piece in pieces]
         else:
@@ -181,16 +186,14 @@ def _file(value: Any, folder: Path) -> bytes:
 
 def _checked(content: bytes, max_pixels: int | None) -> bytes:
     """Decode an image completely. Return its file, or a smaller copy if it has more than `max_pixels`."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(content)) as opened:
             width, height = opened.size
             if width * height > MAX_IMAGE_PIXELS:
                 raise Image.DecompressionBombError(f"{width} x {height} pixels")
-            opened.load()
-            _refuse_unbounded(opened)
-            _turned(content)
+            _refuse_unbounded(ImageOps.exif_transpose(opened))
     except ImageError:
         raise
     except Image.DecompressionBombError as error:  # PIL raises it too, above a higher limit

@@ -140,10 +140,10 @@ def check_messages(value: Any, source: SourceConfig, number: int) -> list[Mappin
                 f"{where} is text, but not a list of messages in JSON: {value!r:.200} ({error})."
             ) from error
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
-        raise ConfigError(f"{where} must be a list of messages with at least one, not {value!r}.")
+        raise ConfigError(f"{where} must be a list of messages with at least one, not {value!r:.200}.")
     for message in value:
         if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
-            raise ConfigError(f"{where}: a message must have role and content, not {message!r}.")
+            raise ConfigError(f"{where}: a message must have role and content, not {message!r:.200}.")
     if value[-1]["role"] == "assistant":
         raise ConfigError(
             f"{where} ends with a message of the assistant; a prompt must end before it. "

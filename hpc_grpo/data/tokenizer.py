@@ -44,7 +44,8 @@ def installed_packages() -> dict[str, list[str]]:
 
 def hasten_transformers() -> None:
     """Make a later import of transformers in this process faster."""
-    importlib.metadata.packages_distributions = installed_packages
+    if sys.version_info < (3, 12):  # later versions of the function count files of other kinds too
+        importlib.metadata.packages_distributions = installed_packages
 
 
 def import_without_torch(config: Config) -> None:

@@ -22,7 +22,15 @@ from typing import Any
 
 from hpc_grpo.config import Config, LaunchConfig, SourceConfig
 from hpc_grpo.config.resources import check_fits, expects_gpus, node_demand
-from hpc_grpo.data.encoder import as_json, check_item, completion_text, held_out_below, prompt_hashes, refuse_share
+from hpc_grpo.data.encoder import (
+    as_json,
+    check_item,
+    completion_text,
+    held_out_below,
+    prompt_hashes,
+    refuse_share,
+    with_messages,
+)
 from hpc_grpo.data.fingerprint import local_fingerprints
 from hpc_grpo.data.sources import open_source, read_items, reward_fields
 from hpc_grpo.data.tokenizer import compare_vocabularies, read_vocabulary, refuse_missing_processor
@@ -433,6 +441,7 @@ def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
             number = -1
             for number, row in enumerate(islice(read_items(source), _MAX_CHECKED_ROWS)):
                 check_item(source, row, number, config.data.images)
+                with_messages(source, row, number)
                 if config.needs.labels:
                     completion_text(source, row, number)
             if number < 0:

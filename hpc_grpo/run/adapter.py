@@ -9,7 +9,7 @@ from typing import Any
 from hpc_grpo.config import Config
 from hpc_grpo.config.train import LoraConfig
 from hpc_grpo.errors import ConfigError, nearest
-from hpc_grpo.system.hugging_face import linear_layers
+from hpc_grpo.system.hugging_face import linear_layers, read_header
 
 _SETTINGS = "adapter_config.json"
 _PLAIN: dict[str, tuple[Any, ...]] = {
@@ -45,20 +45,12 @@ def read_adapter(path: str) -> tuple[str, LoraConfig]:
 
 
 def _refuse_without_weights(folder: Path) -> None:
-    from safetensors import SafetensorError, safe_open
-
     file = folder / "adapter_model.safetensors"
-    try:
-        with safe_open(file, framework="numpy") as weights:
-            if weights.keys():
-                return
-        why = "it has no weights"
-    except (OSError, SafetensorError) as error:
-        why = str(error)
-    raise ConfigError(
-        f"{file}, the adapter's weights, cannot be read: {why}. Save the adapter with peft's save_pretrained, which "
-        f"writes this file; adapter_model.bin is not read."
-    )
+    if not file.is_file() or not read_header(file).shapes:
+        raise ConfigError(
+            f"{file}, the adapter's weights, is missing or empty. Save the adapter with peft's save_pretrained, which "
+            f"writes this file; adapter_model.bin is not read."
+        )
 
 
 def with_model(config: Config, path: str) -> Config:
@@ -84,7 +76,7 @@ def refuse_wrong_lora(config: Config, folder: Path, working_dir: Path = Path()) 
     known = linear_layers(folder)
     leaves = {name.rpartition(".")[2] for name in known}
     for target in [] if lora.targets == "all-linear" else lora.targets:
-        if known and not any(f".{name}".endswith(f".{target}") for name in known):
+        if known and target not in leaves:
             raise ConfigError(
                 f"lora.targets has {target!r}, which is no linear layer of model.path = {config.model.path}"
                 f"{nearest(target, sorted(leaves))} Its layers: {', '.join(sorted(leaves))}; or all-linear."
@@ -92,6 +84,10 @@ def refuse_wrong_lora(config: Config, folder: Path, working_dir: Path = Path()) 
     if adapter is None:
         return
     base, theirs = read_adapter(str(working_dir / adapter))
+    if dotted := next((name for name in theirs.targets if "." in name and theirs.targets != "all-linear"), None):
+        raise ConfigError(
+            f"model.adapter = {adapter} adapts {dotted!r}, a single layer, which lora.targets cannot name."
+        )
     targets = leaves if lora.targets == "all-linear" else {*lora.targets}
     for key, own, other in (
         ("rank", lora.rank, theirs.rank),

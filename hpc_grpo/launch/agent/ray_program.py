@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 _TEMPLATE = "--template="
 
@@ -23,8 +24,8 @@ _TEMPLATE = "--template="
 def start() -> None:
     """Start the templates, and run Ray's command line without Ray Serve, Jobs and Client.
 
-    The imports of those three parts would take seconds on every node. Without a dashboard, Ray would still start its
-    process, for statistics that `--disable-usage-stats` turns off, and wait for it.
+    The imports of those three parts would take seconds on every node. Ray starts the dashboard's process even without
+    a dashboard. It only collects statistics, which are off, so it is not started.
     """
     options = [word for word in sys.argv if word.startswith(_TEMPLATE)]
     sys.argv = [word for word in sys.argv if word not in options]
@@ -39,9 +40,23 @@ def start() -> None:
     from ray.scripts import scripts
 
     if "--include-dashboard=false" in sys.argv:
-        services.start_api_server = lambda *_, **__: (None, None)
+        services.start_api_server = _name_dashboard
     scripts.get_ray_client_dependency_error = lambda: "Ray Client is not used"
     scripts.main()
+
+
+def _name_dashboard(*given: Any, **_: Any) -> tuple[None, None]:
+    """Write an address of the dashboard to Ray's table, in place of `start_api_server`.
+
+    Every node looks for the address, and logs an error each second until it is there. Nodes send reports of events to
+    it, with Ray's token. Nobody can listen on port 0.
+    """
+    from ray import _raylet
+    from ray._private.ray_constants import DASHBOARD_ADDRESS, KV_NAMESPACE_DASHBOARD
+
+    client = _raylet.GcsClient(address=given[3], cluster_id=given[4])  # type: ignore[attr-defined]
+    client.internal_kv_put(DASHBOARD_ADDRESS.encode(), b"127.0.0.1:0", True, namespace=KV_NAMESPACE_DASHBOARD)
+    return None, None
 
 
 def probe(address: str) -> None:

@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
+from urllib.parse import urlsplit
 
 from pydantic import (
     Field,
@@ -186,8 +187,9 @@ class RemoteSettings(Section):
 
     @model_validator(mode="after")
     def _url_is_without_path(self) -> RemoteSettings:
-        if self.url.rstrip("/").endswith(self.post_path):
-            base = self.url.rstrip("/").removesuffix(self.post_path)
+        url = self.url.rstrip("/")
+        if urlsplit(url).path.endswith(self.post_path):
+            base = url.removesuffix(self.post_path)
             raise ValueError(f"url = {self.url!r} ends with the path that is added to it: set url to {base!r}")
         return self
 
@@ -205,17 +207,12 @@ async def remote(group: Group, settings: RemoteSettings) -> list[float]:
     `rewards.N.timeout_s`. A group without an answer by then is masked, and never scored 0.
     """
     count = len(group.completions)
-    prompt = group.prompt if settings.prompt_field is None else group.column_of(settings, "prompt_field")
+    prompt = group.prompt if settings.prompt_field is None else group.column_of(settings, "prompt_field", str)
     images: list[Any] = [base64.b64encode(image).decode() for image in group.images]
     if settings.protocol == "hpc_grpo":
         fields = {name: [value] * count for name, value in group.fields.items()}
         body: dict[str, Any] = {"prompts": [prompt] * count, "completions": group.completions, "fields": fields}
     else:
-        if images and settings.prompt_field is None:
-            raise ConfigError(
-                "with protocol = openrlhf and images, a server finds a row by its own prompt: set "
-                "rewards.N.args.prompt_field to the column of the server's --input_key, such as message."
-            )
         images = [images] * count
         label = "" if settings.label_field is None else group.column_of(settings, "label_field")
         queries = [group.prompt + completion for completion in group.completions]

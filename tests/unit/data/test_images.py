@@ -129,7 +129,7 @@ def test_images_of_16_bits_keep_their_greys_and_those_without_a_white_are_refuse
     [prompt] = load(row)
     assert open_image(prompt.images[0]).getpixel((5, 5)) == (128, 128, 128)
     Image.fromarray(np.full((64, 64), 0.5, np.float32)).save(load.folder / "half", "TIFF")
-    with pytest.raises(ConfigError, match=r"Item 0 .*an image of mode F has no white"):
+    with pytest.raises(ConfigError, match=r"Item 0 .*an image of mode F has no fixed range"):
         load({**row, "image": "half"})
 
 
@@ -145,12 +145,13 @@ def test_damaged_exif_is_told_with_the_row(load: Loader) -> None:
         {"image": "red.png"},
         {"type": "image_url", "image": None, "image_url": {"url": "red.png"}},
         {"type": "input_image", "image_url": "red.png"},
-        {"type": "image", "path": "red.png"},
+        {"type": "image", "path": "red.png", "text": None},
     ],
     ids=lambda part: ",".join(part),
 )
-def test_image_parts_in_the_spellings_of_others(load: Loader, part: dict[str, Any]) -> None:
-    row = {"message": [{"role": "user", "content": [part, {"type": "text", "text": "Which?"}]}], "answer": "1"}
+@pytest.mark.parametrize("kind", ["text", "input_text", None])
+def test_parts_in_the_spellings_of_others(load: Loader, part: dict[str, Any], kind: str | None) -> None:
+    row = {"message": [{"role": "user", "content": [part, {"type": kind, "text": "Which?"}]}], "answer": "1"}
     [prompt] = load(row, images="message", messages_field="message")
     assert (prompt.images, prompt.text) == ((RED,), "<image>Which?")
 

@@ -114,8 +114,6 @@ def test_other_servers_get_the_files_of_images(serve: Serve, protocol: str) -> N
             "query": ["<image>?4", "<image>?5"], "prompts": ["[]"] * 2, "labels": ["4"] * 2,
             "images": [[file, file]] * 2,
         }  # fmt: skip
-        with pytest.raises(ConfigError, match="prompt_field to the column of the server's --input_key"):
-            finished(servers.remote(group, RemoteSettings(url=stand_in.url, protocol="openrlhf")))
     else:
         assert (path, body["completions"], body["images"]) == ("/score", ["4", "5"], [file, file])
 
@@ -312,6 +310,7 @@ def test_an_url_with_the_path_that_is_added_to_it_is_refused(protocol: str) -> N
     path = "/score" if protocol == "hpc_grpo" else "/get_reward"
     with pytest.raises(ValueError, match=r"set url to 'http://head:5000'"):
         RemoteSettings(url=f"http://head:5000{path}/", protocol=protocol)  # type: ignore[arg-type]
+    assert RemoteSettings(url="http://score").url == "http://score"
 
 
 def test_a_server_that_stays_away_masks_the_group_and_says_why() -> None:

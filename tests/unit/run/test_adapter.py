@@ -50,7 +50,7 @@ def adapter_in(folder: Path, **changes: Any) -> str:
         ({"lora": {"rank": 513}}, r"lora.rank = 513"),
         ({"lora": {"targets": []}}, r"lora.targets = \[\] must be all-linear, or names of linear layers"),
         ({"lora": {"targets": ["q_proj", "lm_head"]}}, r"without embed_tokens, lm_head: vLLM's logprobs"),
-        ({"lora": {"targets": ["self_attn.q_proj"]}}, r"'self_attn.q_proj', a path to a layer.* write 'q_proj'"),
+        ({"lora": {"targets": ["self_attn.q_proj"]}}, r"'self_attn.q_proj', the path of a layer.* write 'q_proj'"),
         ({"lora": {"targets": "q_proj"}}, r"lora.targets = 'q_proj': must be all-linear, or a list such as \[q_proj"),
         ({"lora": {"alpha": float("inf")}}, r"lora.alpha = inf: "),
         ({"train": {"total_steps": 1, "lr": float("nan")}}, r"train.lr = nan: "),
@@ -79,6 +79,7 @@ def test_dropout_is_for_sft() -> None:
         ({"alpha": 16}, {}, r"lora.alpha = 16.0, but .* has 32.0"),
         ({"targets": ["q_proj"]}, {}, r"lora.targets = \['q_proj'\], but .* has \['o_proj', 'q_proj'\]"),
         ({}, {"base_model_name_or_path": "/models/other"}, r"is an adapter of /models/other, and model.path = .*small"),
+        ({}, {"target_modules": ["0.self_attn.q_proj"]}, r"adapts '0.self_attn.q_proj', a single layer"),
         ({}, {"use_dora": True}, r"use_dora = True is not supported"),
         ({}, {"peft_type": "IA3"}, r"peft_type = 'IA3' is not supported"),
         ({}, {"init_lora_weights": "pissa_niter_4"}, r"init_lora_weights = 'pissa_niter_4' is not supported"),
@@ -102,10 +103,10 @@ def test_an_adapter_of_the_model_is_taken(model: Path, settings: dict[str, Any])
     path = adapter_in(model.parent / "adapter", **settings)
     config = minimal_config(model={"path": str(model), "adapter": path}, lora={})
     weights = Path(path) / "adapter_model.safetensors"
-    for content in (None, b"", save({})):
+    for content, says in (None, "is missing or empty"), (b"", "its header cannot be read"), (save({}), "or empty"):
         if content is not None:
             weights.write_bytes(content)
-        with pytest.raises(ConfigError, match=r"adapter_model.safetensors, the adapter's weights, cannot be read: "):
+        with pytest.raises(ConfigError, match=rf"adapter_model.safetensors.*{says}"):
             refuse_wrong_lora(config, model)
     weights.write_bytes(save({"base_model.model.q_proj.lora_A.weight": np.zeros((2, 2))}))
     refuse_wrong_lora(config, model)
