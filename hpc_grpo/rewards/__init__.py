@@ -79,8 +79,8 @@ class BuiltIn:
     name: str
     function: Callable[[Group, Any], Iterator[float] | Awaitable[Sequence[float]]]
     settings: type[Section]
-    prepare: Callable[[Any, float, bool], Any] | None
-    load: Callable[[], None] | None
+    prepare: Callable[[Any, float, bool], Any] | None = None
+    load: Callable[[], None] | None = None
     least: float = 0.0
     most: float = 1.0
 
@@ -92,20 +92,9 @@ class BuiltIn:
         return self.function(group, settings)
 
 
-def reward(
-    name: str,
-    settings: type[Section],
-    *,
-    prepare: Callable[[Any, float, bool], Any] | None = None,
-    load: Callable[[], None] | None = None,
-    least: float = 0.0,
-) -> Callable[[Callable[[Group, Any], Any]], BuiltIn]:
-    """Decorate a built-in: `@reward("math", MathSettings)` in `builtin/math.py`."""
-
-    def add(function: Callable[[Group, Any], Any]) -> BuiltIn:
-        return REWARDS.register(name)(BuiltIn(name, function, settings, prepare, load, least))
-
-    return add
+def reward(name: str, settings: type[Section], **options: Any) -> Callable[[Callable[[Group, Any], Any]], BuiltIn]:
+    """Decorate a built-in: `@reward("math", MathSettings)` in `builtin/math.py`. `options` are fields of `BuiltIn`."""
+    return lambda function: REWARDS.register(name)(BuiltIn(name, function, settings, **options))
 
 
 def score(
