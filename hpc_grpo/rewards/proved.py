@@ -7,7 +7,6 @@ goes directly to the server, because no proxy could forward the proof.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable
 from typing import Any
 
 import httpcore
@@ -27,19 +26,14 @@ class ProvedTransport(httpx.AsyncHTTPTransport):
         self._pool = httpcore.AsyncConnectionPool(network_backend=_ProvedBackend(token))
 
 
-class _ProvedBackend(httpcore.AsyncNetworkBackend):
+class _ProvedBackend(httpcore.AnyIOBackend):
     def __init__(self, token: bytes) -> None:
-        self._token, self._opener = token, httpcore.AnyIOBackend()
+        self._token = token
 
     async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
+        self, host: str, port: int, timeout: float | None = None, *others: Any, **options: Any
     ) -> httpcore.AsyncNetworkStream:
-        stream = await self._opener.connect_tcp(host, port, timeout, local_address, socket_options)
+        stream = await super().connect_tcp(host, port, timeout, *others, **options)
         try:
             await stream.write(MAGIC, timeout)
             said, expected = answer(self._token, MAGIC, await _read_exactly(stream, NONCE_BYTES, timeout))
@@ -50,9 +44,6 @@ class _ProvedBackend(httpcore.AsyncNetworkBackend):
             await stream.aclose()
             raise
         return stream
-
-    async def sleep(self, seconds: float) -> None:
-        await self._opener.sleep(seconds)
 
 
 async def _read_exactly(stream: httpcore.AsyncNetworkStream, num_bytes: int, timeout: float | None) -> bytes:
