@@ -6,7 +6,7 @@ budgets.py applies these to the settings of a run.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hpc_grpo.plan.model import ModelShape
 from hpc_grpo.types import GIB
@@ -67,32 +67,16 @@ class Hardware:
 GH200 = Hardware(gpu_bytes=96 * GIB, host_bytes=460 * GIB)
 """The default hardware: four GH200, each with a 200 Gb/s network interface and a Grace CPU."""
 
-_HOPPER = Hardware(
-    gpu_bytes=80 * GIB,
-    host_bytes=900 * GIB,
-    gpu_bytes_per_s=3.35e12,
-    nvlink_bytes_per_s=450e9,
-    network_bytes_per_s=50e9,
-    host_link_bytes_per_s=64e9,
-    host_memory_bytes_per_s=77e9,
-)
+# fmt: off
 HARDWARE = {
+    # GPU bytes, host bytes; for each GPU: FLOP/s, then bytes/s of its memory, NVLink, network, host link, host memory
     "gh200": GH200,
-    "h100-sxm": _HOPPER,
-    "h100-pcie": replace(
-        _HOPPER, gpu_flops_per_s=756e12, gpu_bytes_per_s=2.0e12, nvlink_bytes_per_s=64e9, network_bytes_per_s=25e9
-    ),
-    "h200": replace(_HOPPER, gpu_bytes=140 * GIB, gpu_bytes_per_s=4.8e12),
-    "a100": replace(
-        _HOPPER,
-        gpu_flops_per_s=312e12,
-        gpu_bytes_per_s=2.04e12,
-        nvlink_bytes_per_s=300e9,
-        network_bytes_per_s=25e9,
-        host_link_bytes_per_s=32e9,
-        host_memory_bytes_per_s=51e9,
-    ),
+    "h100-sxm":  Hardware(80 * GIB,  900 * GIB, 989e12, 3.35e12, 450e9, 50e9, 64e9, 77e9),
+    "h100-pcie": Hardware(80 * GIB,  900 * GIB, 756e12, 2.0e12,  64e9,  25e9, 64e9, 77e9),
+    "h200":      Hardware(140 * GIB, 900 * GIB, 989e12, 4.8e12,  450e9, 50e9, 64e9, 77e9),
+    "a100":      Hardware(80 * GIB,  900 * GIB, 312e12, 2.04e12, 300e9, 25e9, 32e9, 51e9),
 }
+# fmt: on
 """Nodes by name, from NVIDIA's data sheets. SXM boards as in DGX and HGX nodes: eight GPUs share two CPUs, and each GPU
 has its own network interface (400 Gb/s, on A100 200 Gb/s). H100 PCIe: no NVLink; the GPUs of a node communicate over
 PCIe. `a100` has 80 GB of memory.
