@@ -53,26 +53,10 @@ from hpc_grpo.rewards import Group
 from hpc_grpo.run.adapter import refuse_wrong_lora
 from hpc_grpo.run.inputs import read_inputs, refuse_changed
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.system.hugging_face import (
-    dataset_folders,
-    datasets_cache,
-    find_model,
-    home,
-    hub_cache,
-    is_offline,
-    weight_files,
-)
+from hpc_grpo.system import hugging_face
 from hpc_grpo.system.readable import counted
 from hpc_grpo.types import GIB
-from hpc_grpo.weights.contract import (
-    refuse_experts,
-    refuse_images,
-    refuse_long_rope,
-    refuse_scaled_logits,
-    refuse_short_context,
-    refuse_uneven_heads,
-    refuse_wrong_experts,
-)
+from hpc_grpo.weights import contract
 
 MODEL, DATA, INPUTS, DISK, ENVIRONMENTS = "model", "data", "inputs", "disk", "environments"
 """Checks of the doctor."""
@@ -168,9 +152,9 @@ def model_finding(config: Config, context: Context) -> Finding:
     if missing := _missing_paths(config, "model."):
         return failure(missing, "set model.path to the folder of a model")
     try:
-        folder = find_model(config.model.path, environ).absolute()
+        folder = hugging_face.find_model(config.model.path, environ).absolute()
     except ConfigError:
-        return _not_cached(config.model.path, hub_cache(environ), environ)
+        return _not_cached(config.model.path, hugging_face.hub_cache(environ), environ)
     if not (any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))):
         return failure(f"{folder} has a config.json but no weights", _PREFETCH)
     for error in refusals([config], context.environ, only=MODEL):
@@ -185,7 +169,7 @@ def data_finding(config: Config, context: Context) -> Finding:
         return failure(missing, "set data.train.path and data.eval.path")
     items = [item for item in items_of(config, Path.cwd()) if item.source is not None]
     if to_fetch := [item.name for item in items if not _is_here(item, environ)]:
-        return _not_cached(" and ".join(to_fetch), datasets_cache(environ), environ)
+        return _not_cached(" and ".join(to_fetch), hugging_face.datasets_cache(environ), environ)
     places = ((Path.cwd() / item.name, item.name) for item in items)
     return ok(", ".join(dict.fromkeys(str(place) if is_there(place) else name for place, name in places)))
 
@@ -341,18 +325,19 @@ def refuse_offline(config: Config, environ: Mapping[str, str]) -> None:
     launch = config.launch
     values = (expand(value, environ) for value in launch.env.values())
     is_known = not (launch.setup_lines or launch.modules or any("$" in value for value in values))
-    if is_known and is_offline(of_job) and (items := to_fetch(config, environ)):
+    if is_known and hugging_face.is_offline(of_job) and (items := to_fetch(config, environ)):
         raise ConfigError(
-            f"{', '.join(map(str, items))}: not in the cache {hub_cache(of_job)}, and the job is offline. Run "
-            f"{_PREFETCH}, or give paths that exist."
+            f"{', '.join(map(str, items))}: not in the cache {hugging_face.hub_cache(of_job)}, and the job is offline. "
+            f"Run {_PREFETCH}, or give paths that exist."
         )
 
 
 def refuse_unknown_models(config: Config, environ: Mapping[str, str]) -> None:
     """Raise ConfigError for a model that the hub does not know. A hub that does not answer refuses nothing."""
     of_job = job_environ(environ, config.launch.env)
-    file = Path(of_job.get("HF_TOKEN_PATH") or home(of_job) / "token").expanduser()  # not this process's HF_HOME
-    for item in () if is_offline(of_job) else to_fetch(config, environ):
+    # not this process's HF_HOME
+    file = Path(of_job.get("HF_TOKEN_PATH") or hugging_face.home(of_job) / "token").expanduser()
+    for item in () if hugging_face.is_offline(of_job) else to_fetch(config, environ):
         if item.source is not None:
             continue
         try:
@@ -372,9 +357,9 @@ def refuse_unknown_models(config: Config, environ: Mapping[str, str]) -> None:
 def _is_here(item: Item, environ: Mapping[str, str]) -> bool:
     """Return whether an item is a path, is generated, or is in the cache of `environ`."""
     if item.is_local or item.source is not None:
-        return item.is_local or any(map(Path.is_dir, dataset_folders(item.name, environ)))
+        return item.is_local or any(map(Path.is_dir, hugging_face.dataset_folders(item.name, environ)))
     try:
-        return bool(find_model(item.name, environ))
+        return bool(hugging_face.find_model(item.name, environ))
     except ConfigError:
         return False
 
@@ -387,24 +372,24 @@ def refuse_unsupported_model(config: Config, working_dir: Path, environ: Mapping
     for key, path in config.models.items():
         name = str(working_dir / path) if is_there(working_dir / path) else path
         try:
-            folder = find_model(name, job_environ(environ, config.launch.env))
+            folder = hugging_face.find_model(name, job_environ(environ, config.launch.env))
             settings = json.loads((folder / "config.json").read_text())
         except (ConfigError, OSError, ValueError):
             continue
         if not isinstance(settings, dict):
             continue
-        refuse_uneven_heads(settings, config.train.sequence_parallel, f"{key} = {path}")
+        contract.refuse_uneven_heads(settings, config.train.sequence_parallel, f"{key} = {path}")
         limit = (settings.get("text_config") or settings).get("max_position_embeddings")
-        refuse_short_context(limit, config, f"{key} = {path}")
-        refuse_long_rope(settings.get("text_config") or settings, config, f"{key} = {path}")
+        contract.refuse_short_context(limit, config, f"{key} = {path}")
+        contract.refuse_long_rope(settings.get("text_config") or settings, config, f"{key} = {path}")
         if key != "model.path":
             continue
-        refuse_images(settings, path, config.data.images)
+        contract.refuse_images(settings, path, config.data.images)
         refuse_missing_processor(config, folder)
-        refuse_scaled_logits(settings, f"model.path = {path}")
+        contract.refuse_scaled_logits(settings, f"model.path = {path}")
         if config.needs.rollouts or config.lora is not None:
-            refuse_experts(settings, path, has_adapter=config.lora is not None)
-        refuse_wrong_experts(settings, path, config)
+            contract.refuse_experts(settings, path, has_adapter=config.lora is not None)
+        contract.refuse_wrong_experts(settings, path, config)
         refuse_wrong_lora(config, folder, working_dir)
 
 
@@ -417,7 +402,7 @@ def refuse_unlike_vocabularies(config: Config, working_dir: Path, environ: Mappi
         paths = (config.model.path, scoring)
         places = (str(working_dir / path) if is_there(working_dir / path) else path for path in paths)
         try:
-            folders = [find_model(place, job_environ(environ, config.launch.env)) for place in places]
+            folders = [hugging_face.find_model(place, job_environ(environ, config.launch.env)) for place in places]
         except ConfigError:
             continue
         own, others = map(read_vocabulary, folders)
@@ -434,7 +419,7 @@ def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
     for source, place in _sources(config, working_dir):
         if place is None:
             continue
-        if place.is_dir() and weight_files(place):
+        if place.is_dir() and hugging_face.weight_files(place):
             raise ConfigError(f"Data set {place} is the folder of a model. Give a file, or the folder of a data set.")
         open_source(source)  # the types of files
         if place.is_file() and place.suffix in _TEXT_ROWS:
@@ -571,7 +556,7 @@ def _missing_paths(config: Config, section: str) -> str:
 
 def _not_cached(name: str, cache: Path, environ: Mapping[str, str]) -> Finding:
     says = f"no such path, and not in the cache {cache}: {name}"
-    if is_offline(environ):
+    if hugging_face.is_offline(environ):
         return failure(f"{says}, and the job is offline", _PREFETCH)
     return warning(f"{says}: the job will download it", _PREFETCH)
 
