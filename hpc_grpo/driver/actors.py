@@ -32,7 +32,7 @@ from hpc_grpo.data.tokenizer import decoder_of
 from hpc_grpo.driver.engines import RemoteEngine, RemoteGrader, RolloutPool
 from hpc_grpo.driver.inputs import Inputs
 from hpc_grpo.driver.learners import LearnerGroup
-from hpc_grpo.driver.remote import Deadline, all_errors, get_all
+from hpc_grpo.driver.remote import Deadline, errors_in_time, get_all
 from hpc_grpo.driver.telemetry import Meters, Profiles
 from hpc_grpo.driver.weights import Canary, NodeMembers, WeightSync
 from hpc_grpo.engine.actor import Engine
@@ -146,7 +146,7 @@ def kept_engines(config: Config) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for name, engine in found.items():
         place = name.rpartition(" ")[0]
-        if asked[name] in answered and place not in kept and all_errors([asked[name]], 0.0) == [None]:
+        if asked[name] in answered and place not in kept and not errors_in_time([asked[name]], 0.0):
             kept[place] = engine
         else:
             ray.kill(engine)
@@ -182,7 +182,7 @@ class Workers:
             NodeMembers(
                 self._learners(slot, ranks, None if slot.address == head else keeper),
                 [
-                    RemoteEngine(functools.partial(self._start_engine, slot, index), slot.address)
+                    RemoteEngine(functools.partial(self._start_engine, slot, index), slot.address, self._start_deadline)
                     for index in range(len(slot.demand.engines))
                 ],
                 self._grader(slot.address) if slot.demand.engines else None,
@@ -225,11 +225,7 @@ class Workers:
         # Node by node in turn, so that neighbouring ordinals spread over nodes.
         engines = [engine for rank in zip(*(node.engines for node in self._nodes), strict=True) for engine in rank]
         graders = [node.grader for node in self._nodes if node.grader is not None]
-
-        def restart(engine: RemoteEngine, error: Exception) -> None:
-            engine.replace(self._start_deadline, error)
-
-        return RolloutPool(engines, graders, restart if weights is None else weights.revive, self._start_deadline)
+        return RolloutPool(engines, graders, RemoteEngine.replace if weights is None else weights.revive)
 
     def profiles(self, run_dir: RunDir) -> Profiles | None:
         """Return the profiles of the first learner and the first engine; None without `metrics.profile_steps`."""
@@ -274,4 +270,4 @@ class Workers:
             actor = ray.remote(Grader).options(num_cpus=0, resources=pinned, max_concurrency=_MAX_CALLS)
             return actor.remote(self._config, self._decode)
 
-        return RemoteGrader(start, address)
+        return RemoteGrader(start, address, self._start_deadline)

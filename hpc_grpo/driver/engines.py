@@ -16,7 +16,7 @@ from uuid import uuid4
 import ray
 from ray.exceptions import RayError
 
-from hpc_grpo.driver.remote import Deadline, all_errors, as_raised, death, ended, get_all
+from hpc_grpo.driver.remote import Deadline, as_raised, death, ended, errors_in_time, get_all
 from hpc_grpo.driver.rollouts import GradedGroup, spread
 from hpc_grpo.engine.sampler import Sampler
 from hpc_grpo.errors import EngineLostError, GraderLostError, HpcGrpoError, LaunchError, NodesUnavailableError
@@ -41,13 +41,13 @@ class RemoteActor:
     _what: ClassVar[str]
     _lost: ClassVar[type[LaunchError]]
 
-    def __init__(self, start: Callable[[], Any], address: str) -> None:
-        """`start` creates the actor on the node at `address`."""
-        self._start, self._address = start, address
+    def __init__(self, start: Callable[[], Any], address: str, deadline: Deadline) -> None:
+        """`start` creates the actor on the node at `address`. A replacement must be ready within `deadline`."""
+        self._start, self._address, self._deadline = start, address, deadline
         self._num_counted = self.num_restarts = 0
         self.actor = start()
 
-    def replace(self, deadline: Deadline, error: Exception) -> None:
+    def replace(self, error: Exception) -> None:
         """Kill the actor, start another in its place, and wait until it is ready. `error` is the reason to print.
 
         Retries if the new actor fails too. Raises NodesUnavailableError if the node is lost. After MAX_RESTARTS
@@ -68,7 +68,7 @@ class RemoteActor:
             with PULSE.working("start"):
                 self.actor = self._start()
                 try:
-                    get_all([self.actor.ready.remote()], deadline, f"{self._what.lower()} that was started again")
+                    get_all([self.actor.ready.remote()], self._deadline, f"{self._what.lower()} that was started again")
                     return
                 except (LaunchError, RayError) as next_error:
                     print(f"The new actor did not start: {next_error}", flush=True)
@@ -148,7 +148,7 @@ class StartedGroup:
 
         If the engine or grader of the call must be replaced, returns the error instead and keeps the state.
         """
-        [error] = all_errors([self.call.reference], None)
+        error = errors_in_time([self.call.reference], None).get(self.call.reference)
         if error and (is_engine_failure(error) if self.state == "sampling" else death(error)):
             return error
         if not error and self.state == "sampling":
@@ -166,11 +166,9 @@ class RolloutPool:
         engines: Sequence[RemoteEngine],
         graders: Sequence[RemoteGrader],
         revive: Callable[[RemoteEngine, Exception], None],
-        start_deadline: Deadline,
     ) -> None:
         """`revive` replaces a failed engine, given its error, by an engine with the published weights."""
-        self._engines, self._graders = engines, graders
-        self._revive, self._start_deadline = revive, start_deadline
+        self._engines, self._graders, self._revive = engines, graders, revive
         self._under_way: list[StartedGroup] = []
         self.on_progress: Callable[[str, int, int, int], None] = lambda *_: None
 
@@ -223,8 +221,8 @@ class RolloutPool:
     def forget_prefixes(self) -> None:
         """Empty the engines' prefix caches. The next wait or publish replaces an engine that failed."""
         forgetting = [engine.actor.between_steps.remote(Sampler.forget_prefixes) for engine in self._engines]
-        for error in all_errors(forgetting, None):
-            if error is not None and not is_engine_failure(error):
+        for error in errors_in_time(forgetting, None).values():
+            if not is_engine_failure(error):
                 raise error
 
     def _send(self, groups: Sequence[StartedGroup]) -> None:
@@ -243,7 +241,7 @@ class RolloutPool:
                 if group.state == "sampling":
                     self._revive(group.engine, error)
                 else:
-                    group.grader.replace(self._start_deadline, error)
+                    group.grader.replace(error)
             PULSE.beat()
         lost = [group for group in self._under_way if group.is_open and group.call.is_lost]
         for group in lost:

@@ -97,17 +97,11 @@ def ended(references: Sequence[Any], timeout_s: float | None) -> list[Any]:
     return [*done, *more]
 
 
-def all_errors(references: Sequence[Any], timeout_s: float | None) -> list[Exception | None]:
-    """Return each call's error, in order; None for a call without an error, or without an answer before the timeout.
-
-    The error is the actor's own. If an argument of the call failed, it is the error of the argument's actor.
-    """
-    errors = errors_in_time(references, timeout_s)
-    return [errors.get(reference) for reference in references]
-
-
 def errors_in_time(references: Sequence[Any], timeout_s: float | None) -> dict[Any, Exception]:
-    """Return the errors of the calls that fail before the timeout, the first failure first."""
+    """Return the errors of the calls that fail before the timeout, the first failure first.
+
+    An error is the actor's own. If an argument of the call failed, it is the error of the argument's actor.
+    """
     found = ((reference, _error_of(reference)) for reference in _as_they_end(references, timeout_s))
     return {reference: as_raised(error) for reference, error in found if error}
 

@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 
 from hpc_grpo.config import Config
 from hpc_grpo.driver.engines import RemoteEngine, RemoteGrader, is_engine_failure
-from hpc_grpo.driver.remote import ActorLostError, Deadline, all_errors, death, errors_in_time, get_all
+from hpc_grpo.driver.remote import ActorLostError, Deadline, death, errors_in_time, get_all
 from hpc_grpo.engine.sampler import Sampler
 from hpc_grpo.errors import ConfigError, HpcGrpoError, PromptError, WeightSyncError
 from hpc_grpo.types import Completion, GroupRequest, Prompt, SamplingSpec
@@ -119,7 +119,6 @@ class WeightSync:
         """Let each node's first learner open the weight store, which takes seconds a GiB, while engines start."""
         self._config, self._nodes = config, nodes
         self._deadline = Deadline(config.deadlines.publish_s, "2 times deadlines.silent_s")
-        self._start_deadline = Deadline(config.deadlines.start_s, "deadlines.start_s")
         self._learners = [learner for node in nodes for learner in node.learners]
         self._engines = [engine for node in nodes for engine in node.engines]
         self._generations = itertools.count()
@@ -141,7 +140,8 @@ class WeightSync:
                 "Learner and engine disagree on the model's parameters, so weights cannot be published:\n  "
                 + "\n  ".join(differences)
             )
-        folders = get_all(self._opening, self._start_deadline, "the weight stores")
+        deadline = Deadline(self._config.deadlines.start_s, "deadlines.start_s")
+        folders = get_all(self._opening, deadline, "the weight stores")
         self._folders = [folder for folder in folders if folder is not None]
         self._replace(self._join(self._nodes))
 
@@ -214,8 +214,8 @@ class WeightSync:
         try:
             return self._failures(loading, announcing, f"the publish of weight version {version}"), loading
         except (HpcGrpoError, RayError) as error:
-            ends = all_errors(announcing, _ENGINE_ERROR_GRACE_S)
-            if any(end and death(end) for end in ends):  # engines only see that the group broke
+            ends = errors_in_time(announcing, _ENGINE_ERROR_GRACE_S).values()
+            if any(map(death, ends)):  # engines only see that the group broke
                 raise ActorLostError(f"A learner died over the publish of weight version {version}.") from error
             if isinstance(error, PromptError):
                 raise
@@ -247,7 +247,7 @@ class WeightSync:
         replaced = set[RemoteEngine]()
         while failures:
             for engine, error in failures.items():
-                engine.replace(self._start_deadline, error)
+                engine.replace(error)
             replaced |= failures.keys()
             nodes = [node for node in self._nodes if not replaced.isdisjoint(node.engines)]
             asked = {engine: engine.actor.ready.remote() for node in nodes for engine in node.engines}

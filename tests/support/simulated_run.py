@@ -25,7 +25,6 @@ from hpc_grpo.driver.engines import RolloutPool
 from hpc_grpo.driver.journal import Session
 from hpc_grpo.driver.learners import LearnerGroup
 from hpc_grpo.driver.loop import TrainingLoop
-from hpc_grpo.driver.remote import Deadline
 from hpc_grpo.driver.rollouts import DriverState, RolloutScheduler
 from hpc_grpo.driver.schedule import StepTimes, train_length
 from hpc_grpo.errors import PromptError
@@ -102,7 +101,7 @@ class SimulatedRun:
         engine, grader = SimpleNamespace(actor=own, num_restarts=0), SimpleNamespace(actor=own, num_restarts=0)
         grader.note_success = lambda: None
         revive: Any = None
-        pool = RolloutPool([engine] * 2, [grader], revive, Deadline(60.0, "none"))  # type: ignore[list-item]
+        pool = RolloutPool([engine] * 2, [grader], revive)  # type: ignore[list-item]
         scheduler = RolloutScheduler(self.config, self._stream, pool, state, length.total_steps)
         learners = LearnerGroup([SimpleNamespace(train=_remote(self._train)) for _ in range(self.num_learners)])
         batches = self._watched(RolloutBatches(self.config, scheduler))

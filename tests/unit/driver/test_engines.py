@@ -42,7 +42,7 @@ class FakeCluster:
 def make_engine(monkeypatch: pytest.MonkeyPatch, fake_ray: FakeRay) -> Any:
     def make(cluster: FakeCluster) -> RemoteEngine:
         monkeypatch.setattr(remote_engine, "ray", cluster)
-        return RemoteEngine(cluster.start, ADDRESS)
+        return RemoteEngine(cluster.start, ADDRESS, DEADLINE)
 
     return make
 
@@ -52,7 +52,7 @@ def test_an_engine_that_raised_is_killed_before_the_next_one_takes_its_place(
 ) -> None:
     cluster = FakeCluster()
     engine = make_engine(cluster)
-    engine.replace(DEADLINE, RuntimeError("CUDA out of memory. Tried to allocate 2 GiB.\nSee the documentation"))
+    engine.replace(RuntimeError("CUDA out of memory. Tried to allocate 2 GiB.\nSee the documentation"))
     assert (cluster.killed, engine.actor.name, engine.num_restarts) == (["actor 1"], "actor 2", 1)
     said = "An engine on 10.0.0.1 raised RuntimeError: CUDA out of memory. Tried to allocate 2 GiB.; starting another"
     assert said in capsys.readouterr().out
@@ -63,7 +63,7 @@ def test_an_engine_that_does_not_come_up_counts_as_a_restart(make_engine: Any) -
     engine = make_engine(cluster)
     words = r"raised ValueError: No available memory for the cache blocks\., after 3 restarts"
     with pytest.raises(EngineLostError, match=words) as caught:
-        engine.replace(DEADLINE, ActorDiedError())
+        engine.replace(ActorDiedError())
     assert isinstance(caught.value, LaunchError)
     assert cluster.num_started == 4
 
@@ -71,9 +71,9 @@ def test_an_engine_that_does_not_come_up_counts_as_a_restart(make_engine: Any) -
 def test_the_death_of_an_engine_without_restarts_left_ends_the_run(make_engine: Any) -> None:
     engine = make_engine(FakeCluster())
     for _ in range(3):
-        engine.replace(DEADLINE, ActorDiedError())
+        engine.replace(ActorDiedError())
     with pytest.raises(EngineLostError, match=r"An engine on 10\.0\.0\.1 died, after 3 restarts"):
-        engine.replace(DEADLINE, ActorDiedError())
+        engine.replace(ActorDiedError())
 
 
 def test_an_engine_lost_with_its_node_is_no_failure_of_the_engine(make_engine: Any) -> None:
@@ -81,18 +81,18 @@ def test_an_engine_lost_with_its_node_is_no_failure_of_the_engine(make_engine: A
     engine = make_engine(cluster)
     cluster.is_alive = False
     with pytest.raises(NodesUnavailableError):
-        engine.replace(DEADLINE, ActorDiedError())
+        engine.replace(ActorDiedError())
 
 
 def test_only_restarts_in_a_row_count_for_a_grader(make_engine: Any) -> None:
     cluster = FakeCluster()
     make_engine(cluster)  # the cluster stands in for Ray
-    grader = RemoteGrader(cluster.start, ADDRESS)
+    grader = RemoteGrader(cluster.start, ADDRESS, DEADLINE)
     for _ in range(5):
-        grader.replace(DEADLINE, ActorDiedError())
+        grader.replace(ActorDiedError())
         grader.note_success()
     for _ in range(3):
-        grader.replace(DEADLINE, ActorDiedError())
+        grader.replace(ActorDiedError())
     with pytest.raises(GraderLostError, match=r"A grader on 10\.0\.0\.1 died, after 3 restarts"):
-        grader.replace(DEADLINE, ActorDiedError())
+        grader.replace(ActorDiedError())
     assert grader.num_restarts == 8

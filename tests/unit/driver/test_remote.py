@@ -9,7 +9,7 @@ from concurrent.futures import Future
 import pytest
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayTaskError
 
-from hpc_grpo.driver.remote import ActorLostError, Deadline, all_errors, get_all
+from hpc_grpo.driver.remote import ActorLostError, Deadline, errors_in_time, get_all
 from hpc_grpo.errors import LaunchError, RewardError, WeightSyncError
 from tests.support.ray_futures import FakeRay, Reference, answered
 
@@ -76,11 +76,13 @@ def test_one_deadline_covers_all_calls_together() -> None:
     assert time.monotonic() - begun < 5.0
 
 
-def test_errors_come_in_the_order_of_the_calls_as_they_were_raised() -> None:
+def test_errors_come_by_their_calls_as_they_were_raised() -> None:
     error = WeightSyncError("bucket 3")
-    assert all_errors([answered(1), answered(error)], 10.0) == [None, error]
+    good, bad = answered(1), answered(error)
+    assert errors_in_time([good, bad], 10.0) == {bad: error}
 
 
 def test_an_error_on_its_way_is_waited_for_and_a_hanging_call_has_none() -> None:
     error = ActorDiedError()
-    assert all_errors([Future(), later(Future(), error, 0.05)], 1.0) == [None, error]
+    late = later(Future(), error, 0.05)
+    assert errors_in_time([Future(), late], 1.0) == {late: error}

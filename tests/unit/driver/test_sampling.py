@@ -11,7 +11,6 @@ import pytest
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayTaskError
 
 from hpc_grpo.driver.engines import RolloutPool
-from hpc_grpo.driver.remote import Deadline
 from hpc_grpo.errors import ConfigError, PromptError, RewardError
 from hpc_grpo.types import GroupRequest, Prompt, SamplingSpec
 from tests.support.ray_futures import FakeRay, Reference, answered, sampled
@@ -74,7 +73,7 @@ class FakeGrader:
 
         return SimpleNamespace(grade=SimpleNamespace(remote=call))
 
-    def replace(self, deadline: Deadline, error: Exception) -> None:
+    def replace(self, error: Exception) -> None:
         assert isinstance(error, self._death)
         self.num_restarts += 1
         self.actor = self._make_actor()
@@ -85,7 +84,7 @@ class FakeGrader:
 
 def make_pool(engines: Sequence[FakeEngine], *graders: FakeGrader) -> RolloutPool:
     revive = lambda engine, error: engine.revive(error)  # noqa: E731
-    return RolloutPool(engines, graders, revive, Deadline(60.0, "deadlines.start_s"))  # type: ignore[arg-type]
+    return RolloutPool(engines, graders, revive)  # type: ignore[arg-type]
 
 
 def sample(
@@ -232,7 +231,7 @@ def start(pool: RolloutPool, ordinals: Sequence[int]) -> list[Any]:
 
 def test_a_group_is_graded_as_soon_as_it_has_ended_itself() -> None:
     engines, grader = [SlowEngine(), SlowEngine()], WaitingGrader(graded)
-    pool = RolloutPool(engines, [grader], lambda engine, error: None, Deadline(60.0, "none"))  # type: ignore[arg-type]
+    pool = RolloutPool(engines, [grader], lambda engine, error: None)  # type: ignore[arg-type]
     started = start(pool, range(4))
     engines[0].given[1].set_result("samples")
     assert grader.graded == [2], "its engine has another group of this call to sample, that comes before"
@@ -249,7 +248,7 @@ def test_a_group_is_graded_as_soon_as_it_has_ended_itself() -> None:
 
 def test_a_slow_engine_is_given_what_it_can_do_while_the_others_go_on() -> None:
     engines = [SlowEngine(), SlowEngine(), SlowEngine()]
-    pool = RolloutPool(engines, [WaitingGrader(graded)], lambda *_: None, Deadline(60.0, "none"))  # type: ignore[arg-type]
+    pool = RolloutPool(engines, [WaitingGrader(graded)], lambda *_: None)  # type: ignore[arg-type]
     start(pool, range(6))
     assert [engine.asked for engine in engines] == [[0, 3], [1, 4], [2, 5]]
     for engine in engines[1:]:
@@ -262,7 +261,7 @@ def test_a_slow_engine_is_given_what_it_can_do_while_the_others_go_on() -> None:
 def test_engines_take_groups_in_turn_wherever_all_before_were_waited_for() -> None:
     """So an engine's share follows from the position in the step, however long engines took for the step before."""
     engines = [SlowEngine(), SlowEngine()]
-    pool = RolloutPool(engines, [WaitingGrader(graded)], lambda *_: None, Deadline(60.0, "none"))  # type: ignore[arg-type]
+    pool = RolloutPool(engines, [WaitingGrader(graded)], lambda *_: None)  # type: ignore[arg-type]
     for first in (0, 3):
         started = start(pool, range(first, first + 3))
         for engine in engines:
@@ -332,7 +331,7 @@ def mortal_pool(engine: MortalEngine, revived: Callable[[], None]) -> tuple[Roll
         revived()
 
     grader = LateGrader(graded)
-    return RolloutPool([engine], [grader], revive, Deadline(60.0, "none")), grader  # type: ignore[list-item]
+    return RolloutPool([engine], [grader], revive), grader  # type: ignore[list-item]
 
 
 def test_groups_of_later_steps_are_asked_again_together_with_those_waited_for() -> None:

@@ -102,7 +102,7 @@ class FakeEngine:
         self.verified: list[StoredVersion] = []
         self.actor = self._make_actor(outcome)
 
-    def replace(self, deadline: Deadline, error: Exception) -> None:
+    def replace(self, error: Exception) -> None:
         self.failures.append(error)
         self.actor = self._make_actor(None)
 
