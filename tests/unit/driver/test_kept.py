@@ -94,7 +94,7 @@ def granted(asked: dict[str, Any]) -> Any:
 def started(config: Config, num_learners: int = 1) -> Workers:
     cpu = {"CPU": 1.0}
     slots = NodeSlots(NODE, Mock(), NodeDemand((cpu,) * num_learners, (cpu,)))
-    return Workers(config, [slots], Inputs(None, (), {}), 1)
+    return Workers(config, [slots], Inputs(SimpleNamespace(decode=str), (), {}), 1)
 
 
 def test_engines_that_answer_are_taken_by_their_place_and_the_others_end(after_a_driver: Any) -> None:
