@@ -26,13 +26,19 @@ def is_adapter(path: str) -> bool:
 
 
 def read_adapter(path: str) -> tuple[str, LoraConfig]:
-    """Return the base that an adapter names, and section `lora` for it. Raises ConfigError for other kinds."""
+    """Return the base that an adapter names, and section `lora` for it. Raises ConfigError for other kinds.
+
+    For all-linear, peft writes the path of each layer. The section has the names of the layers.
+    """
     file = Path(path) / _SETTINGS
     try:
         values = json.loads(file.read_text())
-        lora = LoraConfig(
-            rank=values["r"], alpha=values["lora_alpha"], targets=values["target_modules"], publish="adapter"
-        )
+        targets = values["target_modules"]
+        if isinstance(targets, list):
+            targets = sorted({path.rpartition(".")[2] for path in targets})
+        elif targets != "all-linear":
+            raise ValueError(f"target_modules = {targets!r} is a pattern. Write a list of names of layers")
+        lora = LoraConfig(rank=values["r"], alpha=values["lora_alpha"], targets=targets, publish="adapter")
         base = values["base_model_name_or_path"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{file} cannot be read as the settings of a LoRA adapter: {error}") from error
@@ -84,10 +90,6 @@ def refuse_wrong_lora(config: Config, folder: Path, working_dir: Path = Path()) 
     if adapter is None:
         return
     base, theirs = read_adapter(str(working_dir / adapter))
-    if dotted := next((name for name in theirs.targets if "." in name and theirs.targets != "all-linear"), None):
-        raise ConfigError(
-            f"model.adapter = {adapter} adapts {dotted!r}, a single layer, which lora.targets cannot name."
-        )
     targets = leaves if lora.targets == "all-linear" else {*lora.targets}
     for key, own, other in (
         ("rank", lora.rank, theirs.rank),

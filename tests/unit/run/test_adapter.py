@@ -25,6 +25,9 @@ ADAPTER: dict[str, Any] = {
     "base_model_name_or_path": "/models/small", "bias": "none", "use_dora": False,
 }  # fmt: skip
 
+PATHS = ["model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.o_proj"]
+"""As peft writes all-linear."""
+
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
@@ -79,7 +82,8 @@ def test_dropout_is_for_sft() -> None:
         ({"alpha": 16}, {}, r"lora.alpha = 16.0, but .* has 32.0"),
         ({"targets": ["q_proj"]}, {}, r"lora.targets = \['q_proj'\], but .* has \['o_proj', 'q_proj'\]"),
         ({}, {"base_model_name_or_path": "/models/other"}, r"is an adapter of /models/other, and model.path = .*small"),
-        ({}, {"target_modules": ["0.self_attn.q_proj"]}, r"adapts '0.self_attn.q_proj', a single layer"),
+        ({"targets": ["q_proj"]}, {"target_modules": PATHS}, r"Set lora.targets=\['o_proj', 'q_proj'\]"),
+        ({}, {"target_modules": ".*_proj"}, r"target_modules = '.\*_proj' is a pattern"),
         ({}, {"use_dora": True}, r"use_dora = True is not supported"),
         ({}, {"peft_type": "IA3"}, r"peft_type = 'IA3' is not supported"),
         ({}, {"init_lora_weights": "pissa_niter_4"}, r"init_lora_weights = 'pissa_niter_4' is not supported"),
@@ -98,7 +102,9 @@ def test_targets_and_adapters_that_do_not_fit_the_model_are_refused(
         refuse_wrong_lora(config, model)
 
 
-@pytest.mark.parametrize("settings", [{}, {"init_lora_weights": "gaussian", "layer_replication": None}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"target_modules": PATHS}, {"init_lora_weights": "gaussian", "layer_replication": None}]
+)
 def test_an_adapter_of_the_model_is_taken(model: Path, settings: dict[str, Any]) -> None:
     path = adapter_in(model.parent / "adapter", **settings)
     config = minimal_config(model={"path": str(model), "adapter": path}, lora={})
