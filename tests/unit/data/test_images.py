@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 from transformers import AutoProcessor
 
+from hpc_grpo.config.load import load_values
 from hpc_grpo.data.images import MAX_IMAGES, image_size, open_image
 from hpc_grpo.data.loading import load_streams
 from hpc_grpo.data.tokenizer import load_tokenizer
@@ -278,7 +279,9 @@ def test_messages_that_hold_images_are_checked_as_others_are(load: Loader, messa
 
 
 def test_marks_must_be_as_many_as_images(load: Loader) -> None:
-    with pytest.raises(ConfigError, match=r"Item 0 .* places for 2 images \(<image>\), and there are 1"):
+    with pytest.raises(
+        ConfigError, match=r"Item 0 .* places for 2 images \(<image>, or image parts\), and there are 1"
+    ):
         load({"question": "<image><image>?", "answer": "1", "image": "red.png"})
 
 
@@ -292,3 +295,16 @@ def test_a_model_without_a_processor_of_images_is_refused(tmp_path: Path, make_t
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
     with pytest.raises(ConfigError, match=r"has no processor of images"):
         load_tokenizer(minimal_config(model={"path": str(tmp_path)}, data={"images": "image"}))
+
+
+def test_a_reward_server_of_openrlhf_needs_the_rows_own_prompt() -> None:
+    least = {"run": {"name": "r"}, "model": {"path": "m"}, "train": {"total_steps": 1}}
+    data = {"train": {"path": "d"}, "images": "image", "template": "chat"}
+    args = {"url": "http://head:5000", "protocol": "openrlhf"}
+    for own in ({}, {"prompt_field": "message"}):
+        values = {**least, "data": data, "rewards": [{"name": "remote", "args": {**args, **own}}]}
+        if own:
+            assert load_values(values, [], "test").all_rewards[0].args["prompt_field"] == "message"
+            continue
+        with pytest.raises(ConfigError, match=r"prompt_field must be set .* column of the server's --input_key"):
+            load_values(values, [], "test")
