@@ -288,7 +288,7 @@ def test_the_place_of_an_engine_that_died_asleep_is_filled_once_learners_have_fr
     asked: list[str] = []
     learner = make_learner(free_cached_memory=lambda: asked.append("freed"))
     engine = FakeEngine(verifies=[DEAD])
-    engine.replace = lambda deadline, error: asked.append("replaced")  # type: ignore[method-assign]
+    engine.replace = lambda error: asked.append("replaced")  # type: ignore[method-assign]
     config = CONFIG.model_copy(update={"placement": CONFIG.placement.model_copy(update={"colocate": True})})
     make_sync([([learner], [engine])], config).publish(4)
     assert asked == ["freed", "replaced"]
