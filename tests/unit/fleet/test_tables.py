@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import sqlalchemy as sa
@@ -52,7 +53,8 @@ def test_a_followed_log_goes_on_with_the_next_attempts_from_its_beginning(
         set_row(db, "job-1", status="completed", retry_at=None)
 
     keep(1, b"the first one was longer\n")
-    monkeypatch.setattr("hpc_grpo.cli.fleet.time.sleep", a_second_later)
+    # Not `time.sleep` itself: threads of other tests may sleep too.
+    monkeypatch.setattr("hpc_grpo.cli.fleet.time", SimpleNamespace(sleep=a_second_later))
     done = CliRunner().invoke(fleet, ["--fleet", str(folder), "logs", "job-1", "--follow"])
     assert done.output == "the first one was longer\nsecond\n"
     db.close()
