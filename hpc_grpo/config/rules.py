@@ -202,12 +202,13 @@ def _lora(config: Config) -> None:
                 f"lora.targets to the adapter's values, or set model.adapter=null."
             )
         return
-    if lora.targets != "all-linear" and (not lora.targets or _HEADS & {*lora.targets}):
+    named = [] if lora.targets == "all-linear" else lora.targets
+    if not lora.targets or _HEADS & {*named}:
         raise ConfigError(
             f"lora.targets = {lora.targets} must be all-linear, or names of linear layers such as [q_proj, v_proj], "
             f"without {', '.join(sorted(_HEADS))}: vLLM's logprobs ignore adapters of these layers. Leave them out."
         )
-    if dotted := next((name for name in lora.targets if "." in name and lora.targets != "all-linear"), None):
+    if dotted := next((name for name in named if "." in name), None):
         raise ConfigError(
             f"lora.targets has {dotted!r}, the path of a layer. A target is the name of all layers to adapt: write "
             f"{dotted.rpartition('.')[2]!r}."
@@ -240,8 +241,8 @@ def _images(config: Config) -> None:
             f"data.images = {data.images} does not work with {wrong[0]}. Training with images needs task: grpo, a "
             f"chat template, no lora and no environment. Change the setting {wrong[0]}, or set data.images to null."
         )
-    for reward in config.all_rewards:
-        if reward.args.get("protocol") == "openrlhf" and reward.args.get("prompt_field") is None:
+    for args in [reward.args for reward in config.all_rewards if reward.name == "remote"]:
+        if args.get("protocol") == "openrlhf" and args.get("prompt_field") is None:
             raise ConfigError(
                 "rewards.N.args.prompt_field must be set for protocol = openrlhf with data.images: OpenRLHF-M's "
                 "reward server finds a row by its own prompt. Set it to the column of the server's --input_key, such "

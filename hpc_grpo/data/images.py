@@ -55,7 +55,7 @@ def images_of(value: Any, folder: Path, max_pixels: int | None = None) -> tuple[
 
 
 def open_image(content: bytes) -> Image:
-    """Open an image as RGB, rotated by the file's EXIF orientation. What is transparent becomes white."""
+    """Open an image as RGB, rotated by the file's EXIF orientation. Transparent pixels become white."""
     return _as_rgb(_turned(content))
 
 
@@ -194,7 +194,7 @@ def _checked(content: bytes, max_pixels: int | None) -> bytes:
             if width * height > MAX_IMAGE_PIXELS:
                 raise Image.DecompressionBombError(f"{width} x {height} pixels")
             _refuse_unbounded(ImageOps.exif_transpose(opened))
-    except ImageError:
+    except (ImageError, MemoryError):
         raise
     except Image.DecompressionBombError as error:  # PIL raises it too, above a higher limit
         raise ImageError(f"an image is larger than {MAX_IMAGE_PIXELS:,} pixels ({error}). Scale it down.") from error
