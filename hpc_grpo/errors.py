@@ -50,7 +50,7 @@ class RewardError(HpcGrpoError):
 
 
 class RewardAwayError(HpcGrpoError):
-    """At a resume, a reward's server does not answer. It answered at an earlier start, so the run is retried."""
+    """At a resume, a reward is late, or its server is away. It worked at an earlier start, so the run is retried."""
 
 
 class PromptError(HpcGrpoError):

@@ -57,8 +57,8 @@ class Inputs:
 def load_inputs(config: Config, *, is_resume: bool = False, trains: bool = True) -> Inputs:
     """Load and check the inputs, including the user's functions. Raises ConfigError for the first error.
 
-    On a resume, waits for the servers of rewards, and raises RewardAwayError if one does not answer. Raises LaunchError
-    if the process of an environment, which has begun before, is lost.
+    On a resume, waits for the servers of rewards. Raises RewardAwayError if one does not answer or a reward is late,
+    and LaunchError if the process of an environment, which has begun before, is lost.
     """
     import_without_torch(config)
     tokenizer = load_tokenizer(config)

@@ -222,7 +222,9 @@ def _checked_messages(value: Any) -> list[dict[str, Any]]:
 
 
 def _is_finite(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and math.isfinite(value)
+    with contextlib.suppress(OverflowError):  # an integer beyond every float
+        return isinstance(value, numbers.Real) and math.isfinite(value)
+    return False
 
 
 async def _serve(connection: socket.socket, settings: Mapping[str, Any]) -> None:

@@ -45,7 +45,7 @@ class Grader:
     async def ready(self) -> None:
         """Wait until the rewards are imported and prepared in a worker. Raises ConfigError if this fails.
 
-        On a resume, raises RewardAwayError if a reward's server does not answer.
+        On a resume, raises RewardAwayError if a reward is late, or its server does not answer.
         """
         is_resume = read_state(self._run_dir) is not None
         await asyncio.to_thread(self._pool.check, is_resume=is_resume)
@@ -53,9 +53,6 @@ class Grader:
     async def usage(self) -> tuple[Usage, list[Usage | None]]:
         """Return the usage since the last call: the grader's own, and each reward worker's."""
         return METER.read(with_children=False), self._pool.usage()
-
-    def close(self) -> None:
-        self._pool.close()
 
     async def grade(self, samples: GroupSamples, prompt: Prompt, with_texts: bool) -> GroupGrades:
         """Grade one group. `with_texts` keeps the decoded completions.

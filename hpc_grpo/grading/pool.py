@@ -98,8 +98,8 @@ class RewardPool:
     def check(self, *, is_resume: bool = False) -> tuple[str, ...]:
         """Import and prepare the rewards in workers, one after the other. Return their notes for the user.
 
-        Raises ConfigError if a reward fails or misses the deadline. On a resume, raises RewardAwayError if a reward's
-        server does not answer.
+        Raises ConfigError if a reward fails or misses the deadline. On a resume, raises RewardAwayError if a reward
+        misses the deadline, or its server does not answer.
         """
         notes = []
         for reward, name, args in self._known:
@@ -108,7 +108,7 @@ class RewardPool:
             if result.away is not None:
                 raise RewardAwayError(result.away)
             if (problem := result.violation or result.failure) is not None:
-                raise ConfigError(problem)
+                raise (RewardAwayError if is_resume and result.timed_out else ConfigError)(problem)
             notes += [] if result.note is None else [result.note]
         return tuple(notes)
 
@@ -205,7 +205,7 @@ class PendingGroup:
             for index, reason in result.lost.items():
                 lost[index] = f"reward {label!r}: {reason}"
                 built_in = REWARDS.find(reward.name)
-                scores[index] = float(built_in.most if reward.weight < 0 else built_in.least)
+                scores[index] = 1.0 if reward.weight < 0 else built_in.least
             parts[label] = tuple(scores)
         totals = [
             sum((reward.weight * parts[label][index] for label, reward in self.rewards.items()), start=0.0)
@@ -264,8 +264,8 @@ class WorkerSlot:
         how = ""
         for _ in range(_MAX_TRIES):
             try:
-                if self._worker is None and (failure := self._start_worker()) is not None:
-                    return CallResult(failure=failure)
+                if self._worker is None and (failed := self._start_worker()) is not None:
+                    return failed
                 return self._ask(call, timeout_s)  # type: ignore[no-any-return]
             except TimeoutError:
                 failure = f"did not return within {timeout_s:g} s; its process was killed"
@@ -282,8 +282,8 @@ class WorkerSlot:
             worker, self._worker = self._worker, None
             return 0 if worker is None else worker.end()
 
-    def _start_worker(self) -> str | None:
-        """Start a worker and import the rewards, within a deadline. Return the error, or None."""
+    def _start_worker(self) -> CallResult | None:
+        """Start a worker and import the rewards, within a deadline. Return the failure, or None."""
         with self._lock:
             if self._closed:
                 raise HpcGrpoError("The reward pool was closed before the call.")
@@ -292,14 +292,17 @@ class WorkerSlot:
         try:
             failure: str | None = self._ask(self._names, self._load_timeout_s)
         except TimeoutError:
-            return f"{importing} did not end within {self._load_timeout_s:g} s."
+            fix = "Import it by hand on a compute node, and move slow work from the module to the first call."
+            late = f"{importing} did not end within {self._load_timeout_s:g} s. {fix}"
+            return CallResult(failure=late, timed_out=True)
         except _WorkerLostError as error:
             if not error.is_calls_fault:
                 raise
-            return f"{importing}: {error.how}."
+            return CallResult(failure=f"{importing}: {error.how}.")
         if failure is not None:
             self.end_worker()
-        return failure
+            return CallResult(failure=failure)
+        return None
 
     def _ask(self, message: Any, timeout_s: float) -> Any:
         """Send a message to the worker and return its answer. Each sign of progress restarts the timeout.

@@ -72,7 +72,7 @@ class BuiltIn:
     `prepare(settings, timeout_s, is_resume)` is called at each start of an attempt. It raises ConfigError if the reward
     cannot work, and returns a note for the user, or None. `load` imports the reward's libraries and their data, once in
     each worker: this time must not count for a completion. If completions run in other processes with their own limits,
-    `settings` have no `completion_s`. `least` and `most` bound the scores: a completion over its limit gets the bound
+    `settings` have no `completion_s`. Scores are between `least` and 1.0: a completion over its limit gets the bound
     that lowers the weighted reward.
     """
 
@@ -82,7 +82,6 @@ class BuiltIn:
     prepare: Callable[[Any, float, bool], Any] | None = None
     load: Callable[[], None] | None = None
     least: float = 0.0
-    most: float = 1.0
 
     @property
     def is_one_by_one(self) -> bool:

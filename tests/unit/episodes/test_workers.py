@@ -72,6 +72,7 @@ def test_async_environments_answer_beside_each_other():
         ("nonsense", "must return a hpc_grpo.Turn, not 3"),
         ("silent", "needs an observation"),
         ("nan", "must be a finite number"),
+        ("vast", "must be a finite number"),
         ("ours", "the name 'turns', which hpc-grpo measures itself as episode/turns; give it another name than env_s,"),
         ("half", "surrogates not allowed"),
         ("long", "characters is longer"),

@@ -98,6 +98,15 @@ def test_what_is_away_at_a_resume_is_no_mistake_in_the_config(tmp_path: Path) ->
                 pool.check(is_resume=is_resume)
 
 
+def test_a_slow_import_is_a_mistake_at_the_start_and_tried_again_at_a_resume(tmp_path: Path) -> None:
+    path = tmp_path / "slow.py"
+    path.write_text("import time; time.sleep(60)")
+    with closing(RewardPool([RewardConfig(name=f"{path}:f")], num_workers=1, load_timeout_s=0.5)) as pool:
+        for is_resume, error in ((False, ConfigError), (True, RewardAwayError)):
+            with pytest.raises(error, match=r"did not end within 0\.5 s\. Import it by hand on a compute node"):
+                pool.check(is_resume=is_resume)
+
+
 def test_each_reward_has_all_the_time_to_prepare_and_more_at_a_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = RewardPool(
         [
