@@ -246,6 +246,8 @@ def export_model(learner: Learner, directory: Path, *, merged: bool = False) -> 
         if is_adapter:
             write_adapter(learner.config, weights, staging)
         else:
+            saved = learner.model.language_model.state_dict().keys()
+            weights |= {name: own for name, own in learner.model.language_model.named_buffers() if name in saved}
             learner.model.language_model.save_pretrained(staging, state_dict=weights)
         copy_tokenizer(learner.config, staging)
     del weights

@@ -90,13 +90,17 @@ class LogprobHead(nn.Module):  # type: ignore[misc]
         self._in_float32, self._entropy_gradient = in_float32, entropy_gradient
 
     def forward(
-        self, hidden: Tensor, targets: Tensor, temperature: float, *, with_entropy: bool = True
-    ) -> tuple[Tensor, Tensor | None]:
+        self, hidden: Tensor, targets: Tensor | None = None, temperature: float = 1.0, *, with_entropy: bool = True
+    ) -> Any:
         """Return log-probabilities and entropies, both `[C]` float32 in nats, of the tempered distribution.
 
         `hidden` is `[C, D]`, `targets` `[C]` int64. Float32 logits exist for one chunk at a time. With several chunks,
         the backward pass recomputes each chunk. Without `with_entropy`, as in scoring, entropies are None.
+
+        The model's own forward pass gives only `hidden` `[1, C, D]`, and gets logits `[1, C, V]`.
         """
+        if targets is None:
+            return self._logits(hidden.squeeze(0)).unsqueeze(0)
         chunks = list(zip(hidden.split(self._chunk_tokens), targets.split(self._chunk_tokens), strict=True))
         compute: Any = self._chunk
         if len(chunks) > 1 and torch.is_grad_enabled():
@@ -104,14 +108,16 @@ class LogprobHead(nn.Module):  # type: ignore[misc]
         logprobs, entropies = zip(*(compute(*chunk, temperature, with_entropy) for chunk in chunks), strict=True)
         return torch.cat(logprobs), torch.cat(entropies) if with_entropy else None
 
+    def _logits(self, hidden: Tensor) -> Tensor:
+        if not self._in_float32 or hidden.dtype == torch.float32:
+            return functional.linear(hidden, self.weight, self.bias).float()
+        logits = _Float32Product.apply(hidden, self.weight)
+        return logits if self.bias is None else logits + self.bias.float()
+
     def _chunk(
         self, hidden: Tensor, targets: Tensor, temperature: float, with_entropy: bool
     ) -> tuple[Tensor, Tensor | None]:
-        if not self._in_float32 or hidden.dtype == torch.float32:
-            logits = functional.linear(hidden, self.weight, self.bias).float()
-        else:
-            logits = _Float32Product.apply(hidden, self.weight)
-            logits = logits if self.bias is None else logits + self.bias.float()
+        logits = self._logits(hidden)
         if temperature != 1.0:
             logits = logits / temperature
         log_normalizer = logits.logsumexp(dim=-1)
@@ -146,12 +152,19 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         self._group = sequence_group(config.train.sequence_parallel)
         self.routers = Routers(language_model)
 
-    def forward(self, batch: PackedBatch, *, with_entropy: bool = True, with_balance: bool = False) -> Any:
+    def forward(
+        self, batch: PackedBatch, *, with_entropy: bool = True, with_balance: bool = False, by_itself: bool = False
+    ) -> Any:
         """Return the head's outputs for the targets of `batch`: log-probabilities and entropies, both `[C]` float32.
 
         `with_balance` appends the loss `[C]` that balances a mixture's experts. With `train.sequence_parallel` above 1
-        this is a collective of the group.
+        this is a collective of the group. `by_itself`: only log-probabilities, by the model's own forward pass.
         """
+        if by_itself:
+            _, inputs = self._inputs(batch)
+            logits = self.language_model(**inputs).logits[0].index_select(0, batch.target_positions)
+            logprobs = (logits.float() / self._temperature).log_softmax(-1)
+            return logprobs.gather(-1, batch.target_ids.unsqueeze(-1)).squeeze(-1)
         if with_balance:
             with self.routers.recorded() as logits:
                 outputs = self.forward(batch, with_entropy=with_entropy)
@@ -165,6 +178,14 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
 
     def _of_slice(self, batch: PackedBatch, with_entropy: bool) -> Any:
         """Return the outputs for `batch`, a row or a slice. Only attention uses document borders and other slices."""
+        decoder, inputs = self._inputs(batch)
+        states = decoder(**inputs, sequence_group=self._group).last_hidden_state
+        hidden = states[0].index_select(0, batch.target_positions)
+        head = self.language_model.get_output_embeddings()
+        return head(hidden, batch.target_ids, self._temperature, with_entropy=with_entropy)
+
+    def _inputs(self, batch: PackedBatch) -> tuple[Any, dict[str, Any]]:
+        """Return the decoder, and its inputs and document borders for `batch`."""
         lengths, device = batch.document_lengths, batch.input_ids.device
         kernel = self.language_model.config.get_text_config()._attn_implementation
         borders: dict[str, Any]
@@ -177,15 +198,12 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
             borders |= {f"max_length_{heads}": max(lengths) for heads in "qk"}
         if batch.experts is not None:
             borders["routed_experts"] = batch.experts
-        if self._vision is None:
-            decoder = self.language_model.base_model
-            inputs = {"input_ids": batch.input_ids.unsqueeze(0), "position_ids": batch.position_ids.unsqueeze(0)}
-        else:
-            decoder, inputs = self._vision.decoder, self._vision.inputs(batch)
-        states = decoder(**inputs, use_cache=False, sequence_group=self._group, **borders).last_hidden_state
-        hidden = states[0].index_select(0, batch.target_positions)
-        head = self.language_model.get_output_embeddings()
-        return head(hidden, batch.target_ids, self._temperature, with_entropy=with_entropy)
+        if self._vision is not None:
+            return self._vision.decoder, {**self._vision.inputs(batch), **borders, "use_cache": False}
+        ids, positions = batch.input_ids.unsqueeze(0), batch.position_ids.unsqueeze(0)
+        return self.language_model.base_model, {
+            "input_ids": ids, "position_ids": positions, **borders, "use_cache": False,
+        }  # fmt: skip
 
     def hf_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the loaded model's parameters under their Hugging Face names; tied parameters appear once."""
@@ -285,9 +303,10 @@ def load_policy(
 
 
 def check_packing(model: PolicyModel, source: str, device: Any) -> None:
-    """Compute a document twice in one row. Raises ConfigError if the results differ. A collective under ZeRO-3.
+    """Compute a document twice in one row, and by the model's own forward pass. A collective under ZeRO-3.
 
-    This detects layers that mix tokens outside attention, attention without borders, and random computations.
+    Raises ConfigError if the results differ. This detects layers that mix tokens outside attention, attention without
+    borders, random computations, and what an architecture does between its decoder and its logits.
     """
     tokens = np.arange(_PROBED_TOKENS, dtype=np.int32) % model.language_model.get_input_embeddings().num_embeddings
     zeros = np.zeros(len(tokens), np.float32)
@@ -297,15 +316,20 @@ def check_packing(model: PolicyModel, source: str, device: Any) -> None:
     for dropout in dropouts:
         dropout.eval()
     first, second = score(model, pack([probe, probe]).to(device)).chunk(2)
+    with torch.no_grad():
+        plain = model(pack([probe]).to(device), by_itself=True)
     for dropout in dropouts:
         dropout.train()
-    difference = float((first - second).abs().max())
-    if difference > _PROBED_DIFFERENCE:
-        raise ConfigError(
-            f"{source}: {type(model.language_model).__name__} computes a sequence differently after another "
-            f"sequence in a packed row (log-probabilities differ by {difference:.2g}). Use a model of another "
-            f"architecture, such as Llama, Qwen or Mistral."
-        )
+    for own, other, what in (
+        (first, second, "computes a sequence differently after another sequence in a packed row"),
+        (first, plain, "has more than an output layer after its decoder, which learners do not compute"),
+    ):
+        difference = float((own - other).abs().max())
+        if difference > _PROBED_DIFFERENCE:
+            raise ConfigError(
+                f"{source}: {type(model.language_model).__name__} {what} (log-probabilities differ by "
+                f"{difference:.2g}). Use a model of another architecture, such as Llama, Qwen or Mistral."
+            )
 
 
 def _from_pretrained(path: str, source: str, *, has_images: bool, **kwargs: Any) -> Any:
@@ -340,6 +364,10 @@ def _check_model(language_model: Any, config: Config, source: str) -> None:
         raise ConfigError(
             f"{source}: {architecture} mixes neighbouring tokens by convolutions, as state-space models do. In a "
             f"packed row these would mix tokens of different sequences. Use a model with attention layers only."
+        )
+    if language_model.base_model is language_model:
+        raise ConfigError(
+            f"{source}: {architecture} does not tell its decoder from its output layer. Use another model."
         )
     if "position_ids" not in inspect.signature(language_model.base_model.forward).parameters:
         raise ConfigError(f"{source}: {architecture} accepts no position_ids, which packing needs.")

@@ -15,11 +15,11 @@ from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.model import PolicyModel, check_packing, full_shape, load_policy
 
-_FLOAT32_BUFFERS = ["inv_freq"]
+_FLOAT32_BUFFERS = ["inv_freq", "e_score_correction_bias"]
 """Parts of the names of buffers that ZeRO-3 must leave in float32.
 
 `zero.Init` would round rotary frequencies to bfloat16. After a thousand tokens, angles would differ from the engines'
-by radians.
+by radians. The bias that chooses a token's experts would lose what tells the experts apart.
 """
 
 

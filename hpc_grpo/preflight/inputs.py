@@ -378,15 +378,15 @@ def refuse_unsupported_model(config: Config, working_dir: Path, environ: Mapping
             continue
         if not isinstance(settings, dict):
             continue
-        contract.refuse_uneven_heads(settings, config.train.sequence_parallel, f"{key} = {path}")
-        limit = (settings.get("text_config") or settings).get("max_position_embeddings")
-        contract.refuse_short_context(limit, config, f"{key} = {path}")
-        contract.refuse_long_rope(settings.get("text_config") or settings, config, f"{key} = {path}")
+        of_text, source = settings.get("text_config") or settings, f"{key} = {path}"
+        contract.refuse_uneven_heads(settings, config.train.sequence_parallel, source)
+        contract.refuse_short_context(of_text.get("max_position_embeddings"), config, source)
+        contract.refuse_long_rope(of_text, config, source)
+        contract.refuse_scaled_logits(of_text, source)
         if key != "model.path":
             continue
         contract.refuse_images(settings, path, config.data.images)
         refuse_missing_processor(config, folder)
-        contract.refuse_scaled_logits(settings, f"model.path = {path}")
         if config.needs.rollouts or config.lora is not None:
             contract.refuse_experts(settings, path, has_adapter=config.lora is not None)
         contract.refuse_wrong_experts(settings, path, config)

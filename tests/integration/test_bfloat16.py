@@ -44,29 +44,51 @@ ROPES: dict[str, dict[str, Any]] = {
 }
 
 
+BIASED_EXPERTS: tuple[str, dict[str, Any]] = (
+    "glm4_moe",
+    {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 0},
+)
+
+
 def in_bfloat16(config: Config) -> Config:
     return config.model_copy(update={"model": config.model.model_copy(update={"dtype": "bfloat16"})})
 
 
 def rounded_buffers(rank: int, world_size: int, store: Any, root: Path) -> dict[str, list[str]]:
-    """Name the buffers of learner and reference under ZeRO-3 that are not, bit for bit, those of an ordinary load."""
+    """Name the buffers under ZeRO-3 that are not, bit for bit, those of an ordinary load.
+
+    Of learner, reference and, for experts that are chosen with a bias, of the export.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from hpc_grpo.learner.checkpoint import export_model
     from hpc_grpo.learner.learner import Learner
 
+    def ordinary_load(path: Path) -> dict[str, torch.Tensor]:
+        return dict(AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).named_buffers())
+
+    ropes = itertools.product(DENSE_ARCHITECTURES, ROPES)
+    kinds = {f"{kind}-{rope}": (kind, {"rope_parameters": {"rope_type": rope, **ROPES[rope]}}) for kind, rope in ropes}
     different: dict[str, list[str]] = {}
-    for kind, rope in itertools.product(DENSE_ARCHITECTURES, ROPES):
-        path = root / f"{kind}-{rope}"
-        described = AutoConfig.for_model(kind, **SHAPE, rope_parameters={"rope_type": rope, **ROPES[rope]})
-        AutoModelForCausalLM.from_config(described).save_pretrained(path)
-        ordinary = dict(AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).named_buffers())
+    for name, (kind, settings) in {**kinds, "biased experts": BIASED_EXPERTS}.items():
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SHAPE, **settings))
+        biases = [buffer for own, buffer in model.named_buffers() if own.endswith("e_score_correction_bias")]
+        for bias in biases:
+            bias.copy_(8.0 + 0.02 * torch.randn_like(bias))
+        model.save_pretrained(root / name)
+        ordinary = ordinary_load(root / name)
         assert ordinary, "no buffers to compare"
-        learner = Learner(in_bfloat16(make_config(path, root, zero_stage=3)), rank, world_size, store)
-        different[path.name] = [
-            f"{owner}: {name} {buffer.dtype}"
-            for owner, model in (("learner", learner.model), ("reference", learner.parts[0].model))
-            for name, buffer in model.language_model.named_buffers()
-            if buffer.dtype != ordinary[name].dtype or not torch.equal(buffer, ordinary[name])
+        learner = Learner(in_bfloat16(make_config(root / name, root, zero_stage=3)), rank, world_size, store)
+        owners = {"learner": learner.model, "reference": learner.parts[0].model}
+        found = {owner: dict(model.language_model.named_buffers()) for owner, model in owners.items()}
+        if biases:
+            export_model(learner, root / "export")
+            found["export"] = ordinary_load(root / "export")
+        different[name] = [
+            f"{owner}: {own} {buffer.dtype}"
+            for owner, buffers in found.items()
+            for own, buffer in buffers.items()
+            if buffer.dtype != ordinary[own].dtype or not torch.equal(buffer, ordinary[own])
         ]
     return different
 

@@ -13,7 +13,10 @@ from transformers import (
     FalconConfig,
     GPT2Config,
     Lfm2Config,
+    Llama4TextConfig,
     LlamaConfig,
+    MiniCPM3Config,
+    ModernBertDecoderConfig,
     OPTConfig,
     Qwen2Config,
     StableLmConfig,
@@ -157,6 +160,32 @@ def test_a_model_that_lets_a_document_see_the_one_before_it_is_refused(model_pat
     policy.language_model.get_input_embeddings().register_forward_hook(lambda _module, _ids, states: states.cumsum(1))
     with pytest.raises(ConfigError, match="computes a sequence differently after another sequence"):
         check_packing(policy, "model.path", "cpu")
+
+
+MORE_THAN_A_HEAD = {
+    "scaled": MiniCPM3Config(
+        **SHAPE, num_attention_heads=4, num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=8,
+        qk_rope_head_dim=8, v_head_dim=8, max_position_embeddings=64, dim_model_base=4, **TOKENS,
+    ),
+    "a layer between": ModernBertDecoderConfig(
+        **SHAPE, num_attention_heads=4, max_position_embeddings=64, bos_token_id=2, eos_token_id=1, pad_token_id=0, initializer_range=0.5,
+        local_attention=8, decoder_bias=True,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", MORE_THAN_A_HEAD.values(), ids=MORE_THAN_A_HEAD)
+def test_a_model_with_more_than_an_output_layer_after_its_decoder_is_refused(settings: Any, tmp_path: Path) -> None:
+    saved(settings, tmp_path)
+    policy = load_policy(make_config(tmp_path), use_gradient_checkpointing=False)
+    with pytest.raises(ConfigError, match="has more than an output layer after its decoder"):
+        check_packing(policy, "model.path", "cpu")
+
+
+def test_a_model_whose_decoder_is_not_apart_is_refused(tmp_path: Path) -> None:
+    saved(Llama4TextConfig(**SHAPE, **HEADS, head_dim=8, intermediate_size_mlp=48, num_local_experts=2), tmp_path)
+    with pytest.raises(ConfigError, match="Llama4ForCausalLM does not tell its decoder from its output layer"):
+        load_policy(make_config(tmp_path), use_gradient_checkpointing=False)
 
 
 def test_an_attention_that_is_not_told_where_documents_begin_is_refused(tmp_path: Path) -> None:

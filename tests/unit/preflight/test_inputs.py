@@ -64,6 +64,7 @@ def test_a_mixture_of_experts_is_a_failure_unless_nothing_is_sampled(tmp_path: P
     [
         ({"model_type": "qwen2_5_vl", "vision_config": {}}, "qwen2_5_vl is a model of images and text"),
         ({"model_type": "gemma2", "attn_logit_softcapping": 50.0}, "do not compute attn_logit_softcapping = 50.0"),
+        ({"model_type": "gemma4", "text_config": {"final_logit_softcapping": 30.0}}, "final_logit_softcapping = 30.0"),
     ],
 )
 def test_a_model_that_learners_cannot_compute_is_a_failure_whatever_it_is_trained_by(
