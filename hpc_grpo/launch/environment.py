@@ -242,11 +242,10 @@ def environment_report(
     environ: Mapping[str, str], launch: LaunchConfig, engine_settings: Mapping[str, str] | None = None
 ) -> list[Variable]:
     """Report on the variables of `environ`, launch.env and hpc-grpo. Engines set `engine_settings` themselves."""
-    kept = filtered(environ, launch.pass_env, launch.env, ["(names and network of the run's nodes)"])
-    left_out = set() if launch.stage.model else {WEIGHTS_DIR_VARIABLE}
+    kept = {name: value for name, (value, _) in DEFAULTS.items()}
+    kept |= filtered(environ, launch.pass_env, launch.env, ["(names and network of the run's nodes)"])
     kept |= {name: value for name, (value, _) in RAY_SETTINGS.items()}
-    kept |= {name: ON_NODE for name in NODE_VALUES if name not in left_out}
-    kept = {name: value for name, (value, _) in DEFAULTS.items() if name not in left_out} | kept
+    kept |= {name: ON_NODE for name in NODE_VALUES if launch.stage.model or name != WEIGHTS_DIR_VARIABLE}
     known = [*environ.items(), *launch.env.items()]
     secrets = [value for name, value in known if is_secret(name) and name not in NODE_VALUES]
     variables: list[Variable] = []

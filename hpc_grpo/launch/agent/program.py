@@ -25,28 +25,19 @@ from hpc_grpo.system.say import say
 
 @dataclass(frozen=True)
 class Inside:
-    """The container of `program` on this node, in the attempt `tag`. The program's process id is in `folder`."""
+    """The container of a program on this node, with the program's labels. `pid_file` has the program's process id."""
 
     container: Container
-    tag: str
-    program: str
-    folder: Path
-
-    @property
-    def pid_file(self) -> Path:
-        return self.folder / f"{self.program}-pid"
-
-    def wrap(self, command: Sequence[str], environ: Mapping[str, str], cwd: Path) -> tuple[list[str], dict[str, str]]:
-        self.pid_file.unlink(missing_ok=True)  # left by the previous try
-        return self.container.wrap(command, environ, cwd, labels_of(self.tag, self.program), self.pid_file)
+    labels: list[str]
+    pid_file: Path
 
     def end(self) -> None:
-        self.container.end(labels_of(self.tag, self.program))
+        self.container.end(self.labels)
 
 
 def inside_of(spec: NodeSpec, program: str, folder: Path) -> Inside | None:
-    """Return the container of a program on this node, None for no container."""
-    return Inside(spec.container, spec.tag, program, folder) if spec.container else None
+    """Return the container of a program on this node, with its files in `folder`. None for no container."""
+    return Inside(spec.container, labels_of(spec.tag, program), folder / f"{program}-pid") if spec.container else None
 
 
 class Program:
@@ -62,7 +53,9 @@ class Program:
         self._inside = inside
         self._found: tuple[int, int] | None = None
         if inside:
-            command, environ = inside.wrap(command, environ, options.get("cwd") or Path.cwd())
+            inside.pid_file.unlink(missing_ok=True)  # left by the previous try
+            cwd = options.get("cwd") or Path.cwd()
+            command, environ = inside.container.wrap(command, environ, cwd, inside.labels, inside.pid_file)
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

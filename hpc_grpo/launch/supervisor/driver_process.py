@@ -41,7 +41,7 @@ class Driver:
         self._printed = b""
         self._output = ForeignOutput()
         self._reader, writer = pty.openpty() if self._terminal else os.pipe()
-        self._folder = OwnedDir(inside.folder) if inside else None
+        self._folder = OwnedDir(inside.pid_file.parent) if inside else None
         if self._folder:
             pulse = str(self._folder.path / "pulse")
             self._pulse = os.open(pulse, os.O_RDWR | os.O_CREAT, 0o600)

@@ -11,14 +11,14 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import JobInDoubtError, LaunchError
 from hpc_grpo.launch.place.job_queue import JobEnd, JobRequest
 from hpc_grpo.launch.place.slurm import given, sbatch, text
-from hpc_grpo.launch.place.slurm.text import FINAL_STATES, OVER_STATES, Ask, minutes, output_of
+from hpc_grpo.launch.place.slurm.text import FINAL_STATES, OVER_STATES, minutes, output_of
 from hpc_grpo.system.commands import Answer, run_command
 from hpc_grpo.system.say import say
 
@@ -29,22 +29,6 @@ _ACCOUNTING_LAG_S = (5.0, 15.0)
 _NO_ACCOUNTING = ("accounting storage is disabled", "no sacct on PATH")
 
 
-def _accounted(ask: Ask, sleep: Callable[[float], None], job_id: str, field_name: str) -> Iterator[str]:
-    """Yield accounting's value of a field up to three times, with pauses: accounting may lag. "" means no value.
-
-    Yields nothing on a site without accounting.
-    """
-    for pause_s in (0.0, *_ACCOUNTING_LAG_S):
-        sleep(pause_s)
-        try:
-            answer = ask(["sacct", "-X", "-n", "-P", "-j", job_id, "-o", field_name])
-        except LaunchError as error:
-            if any(sign in str(error) for sign in _NO_ACCOUNTING):
-                return
-            answer = ""
-        yield answer.partition("\n")[0].strip()
-
-
 def _sbatch(options: Sequence[str], script: str, deadline_s: float) -> Answer:
     """Pass a job script to sbatch on stdin, so that a full disk does not stop a successor."""
     environ = sbatch.submission_environment(os.environ)
@@ -53,16 +37,32 @@ def _sbatch(options: Sequence[str], script: str, deadline_s: float) -> Answer:
 
 @dataclass(frozen=True)
 class SlurmQueue:
-    """The queue of this cluster. `ask` runs Slurm's commands, `ask_at_once` those that must answer within 2 s."""
+    """The queue of this cluster. Each of Slurm's commands has `deadline_s` for its answer."""
 
-    ask: Ask = output_of
-    ask_at_once: Ask = lambda argv: output_of(argv, deadline_s=_AT_ONCE_S)
+    run: Callable[..., str] = output_of
     sleep: Callable[[float], None] = time.sleep
-    submit_s: float = 60.0
+    deadline_s: float = 60.0
 
     def in_a_hurry(self) -> SlurmQueue:
-        ask = lambda argv: output_of(argv, deadline_s=_IN_A_HURRY_S)  # noqa: E731
-        return replace(self, ask=ask, sleep=lambda _: None, submit_s=_IN_A_HURRY_S)
+        return replace(self, sleep=lambda _: None, deadline_s=_IN_A_HURRY_S)
+
+    def ask(self, argv: Sequence[str]) -> str:
+        return self.run(argv, deadline_s=self.deadline_s)
+
+    def accounted(self, job_id: str, field_name: str) -> Iterator[str]:
+        """Yield accounting's value of a field up to three times, with pauses: accounting may lag. "" means no value.
+
+        Yields nothing on a site without accounting.
+        """
+        for pause_s in (0.0, *_ACCOUNTING_LAG_S):
+            self.sleep(pause_s)
+            try:
+                answer = self.ask(["sacct", "-X", "-n", "-P", "-j", job_id, "-o", field_name])
+            except LaunchError as error:
+                if any(sign in str(error) for sign in _NO_ACCOUNTING):
+                    return
+                answer = ""
+            yield answer.partition("\n")[0].strip()
 
     def render(self, request: JobRequest) -> str:
         return sbatch.render(request)
@@ -78,7 +78,7 @@ class SlurmQueue:
         if not request.tasks:  # the folders of an array exist
             request.run.slurm_logs.mkdir(parents=True, exist_ok=True)  # without it, the job would die silently
         named = [] if "comment" in sbatch.extra_options(request.launch.slurm) else [f"--comment={request.name}"]
-        answer = _sbatch(named, script, self.submit_s)
+        answer = _sbatch(named, script, self.deadline_s)
         if answer.is_absent:
             raise LaunchError("This machine has no Slurm (no sbatch on PATH); run `hpc-grpo train` instead.")
         if found := re.search(r"\bjob (\d+)", answer.text):
@@ -117,7 +117,7 @@ class SlurmQueue:
             raise
         is_task = "_" in job_id  # the query then names one record, which has another JobId
         records = (record for record in text.records(shown) if is_task or record.get("JobId") == job_id)
-        return next((SlurmJob(job_id, record, self.ask, self.sleep) for record in records), None)
+        return next((SlurmJob(job_id, record, self) for record in records), None)
 
     def end_of(self, job_id: str) -> JobEnd:
         state = self._final_state(job_id)
@@ -136,7 +136,7 @@ class SlurmQueue:
         scontrol does not name who cancelled, so accounting is queried until it does.
         """
         shown = ""
-        for state in _accounted(self.ask, self.sleep, job_id, "State"):
+        for state in self.accounted(job_id, "State"):
             if state.partition(" ")[0] in FINAL_STATES:
                 return state
             if (shown := shown or self._shown_end(job_id)) != "CANCELLED":
@@ -151,7 +151,7 @@ class SlurmQueue:
 
     def preempted_until(self, job_id: str) -> float | None:
         try:
-            shown = replace(self, ask=self.ask_at_once).show(job_id)
+            shown = replace(self, deadline_s=_AT_ONCE_S).show(job_id)
         except LaunchError:
             return None
         if shown is None or shown.state != "RUNNING" or text.unix_time(shown.fields.get("PreemptTime", "")) is None:
@@ -167,12 +167,11 @@ class SlurmQueue:
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """A job. `fields` are those of `scontrol show job`, by Slurm's names."""
+    """A job of `queue`. `fields` are those of `scontrol show job`, by Slurm's names."""
 
     job_id: str
-    fields: Mapping[str, str] = field(default_factory=dict)
-    ask: Ask = output_of
-    sleep: Callable[[float], None] = time.sleep
+    fields: Mapping[str, str]
+    queue: SlurmQueue
 
     @property
     def state(self) -> str:
@@ -202,8 +201,8 @@ class SlurmJob:
 
     def _given(self) -> given.Options:
         """Return the options given to sbatch. If the site keeps no command lines, use the job's resources instead."""
-        script = self.ask(["scontrol", "write", "batch_script", self.job_id, "-"])
-        if submitted := next(filter(None, _accounted(self.ask, self.sleep, self.job_id, "SubmitLine")), ""):
+        script = self.queue.ask(["scontrol", "write", "batch_script", self.job_id, "-"])
+        if submitted := next(filter(None, self.queue.accounted(self.job_id, "SubmitLine")), ""):
             name = Path(self.fields.get("Command", "")).name
             return given.given_options(script, os.environ, submitted, name)
         say("Slurm does not say how sbatch was called: successors request the nodes, time and GPUs of this job.")
@@ -220,10 +219,10 @@ class SlurmJob:
         return int(self.fields.get("NumNodes", "1").partition("-")[0])
 
     def exclude_nodes(self, nodes: Sequence[str]) -> None:
+        ask, names = self.queue.ask, self.fields["Partition"].split(",")
         excluded = [*([self.fields["ExcNodeList"]] if "ExcNodeList" in self.fields else []), *nodes]
-        names = self.fields["Partition"].split(",")
-        partitions = [text.fields(self.ask(["scontrol", "--all", "show", "partition", name])) for name in names]
-        members = {node for one in partitions if "Nodes" in one for node in text.hostnames(one["Nodes"], self.ask)}
-        if len(members - set(text.hostnames(",".join(excluded), self.ask))) < self._num_nodes:
+        partitions = [text.fields(ask(["scontrol", "--all", "show", "partition", name])) for name in names]
+        members = {node for one in partitions if "Nodes" in one for node in text.hostnames(one["Nodes"], ask)}
+        if len(members - set(text.hostnames(",".join(excluded), ask))) < self._num_nodes:
             raise LaunchError(f"without {', '.join(nodes)} its partition has fewer than {self._num_nodes} nodes")
-        self.ask(["scontrol", "update", f"JobId={self.job_id}", f"ExcNodeList={','.join(excluded)}"])
+        ask(["scontrol", "update", f"JobId={self.job_id}", f"ExcNodeList={','.join(excluded)}"])

@@ -10,9 +10,6 @@ from collections.abc import Callable, Sequence
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.system.commands import run_command
 
-Ask = Callable[[Sequence[str]], str]
-"""Runs a Slurm command and returns its output: `output_of`, or a fake of it."""
-
 _TIMEOUT_S = 60.0
 FINAL_STATES = frozenset(
     ["BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"]
@@ -58,7 +55,7 @@ def own_lines(printed: Sequence[str], job_id: str) -> list[str]:
     return [line for line in own if "_" in job_id or (named := _NAMED_JOB.search(line)) is None or named[1] == job_id]
 
 
-def hostnames(node_list: str, ask: Ask = output_of) -> list[str]:
+def hostnames(node_list: str, ask: Callable[[Sequence[str]], str] = output_of) -> list[str]:
     """Return the names in a Slurm node list such as nid[001-004], by scontrol. Raises LaunchError."""
     return ask(["scontrol", "show", "hostnames", node_list]).split()
 

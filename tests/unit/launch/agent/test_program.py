@@ -15,7 +15,7 @@ import pytest
 
 from hpc_grpo.launch.agent.program import Inside, Program, RayProcess
 from hpc_grpo.launch.agent.ray_command import STARTED_LINE
-from hpc_grpo.launch.place.container import Container
+from hpc_grpo.launch.place.container import Container, labels_of
 from hpc_grpo.system.process_tree import descendants
 from hpc_grpo.system.processes import start_time
 from tests.support.processes import gone, wait_until
@@ -42,7 +42,7 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
     engine.write_text(ENGINE.format(made=made))
     engine.chmod(0o755)
     monkeypatch.setenv("PATH", f"{engine.parent}:{os.environ['PATH']}")
-    yield Inside(Container("image", "docker", sys.executable), "tag", "ray", tmp_path)
+    yield Inside(Container("image", "docker", sys.executable), labels_of("tag", "ray"), tmp_path / "ray-pid")
     for pid in map(int, made.read_text().split()):
         wait_until(lambda pid=pid: gone(pid), "no container is left")
 

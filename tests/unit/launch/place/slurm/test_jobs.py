@@ -31,7 +31,7 @@ SHOWN = """JobId=6 JobName=grpo_rlzero
 
 
 def job(job_id: str, shown: str) -> SlurmJob:
-    return SlurmJob(job_id, fields(shown))
+    return SlurmJob(job_id, fields(shown), SlurmQueue())
 
 
 GIVEN = "sbatch --time=5 --comment=mine sbatch/grpo_rlzero.sbatch configs/x.sh"
@@ -39,7 +39,7 @@ SCRIPT = "#!/bin/bash\n#SBATCH --gpus-per-node=4\n#SBATCH --exclusive\nset -e\n"
 
 
 def job_of(answers: dict[str, str], shown: str = SHOWN) -> SlurmJob:
-    return SlurmJob("6", fields(shown), queue(answers).ask, sleep=lambda pause_s: None)
+    return SlurmJob("6", fields(shown), replace(queue(answers), sleep=lambda _: None))
 
 
 @pytest.mark.parametrize("extra", [{"gres": "gpu:4"}, {"gpus": 4, "qos": "long"}])
@@ -81,7 +81,7 @@ def test_accounting_that_is_behind_or_away_for_a_moment_is_asked_again(
 ) -> None:
     left, pauses = iter(answers), [0.0]
 
-    def ask(argv: Sequence[str], deadline_s: float = 0.0) -> str:
+    def ask(argv: Sequence[str], deadline_s: float) -> str:
         answer = next(left) if argv[0] == "sacct" else SHOWN if argv[1] == "show" else SCRIPT
         if isinstance(answer, LaunchError):
             raise answer
@@ -122,14 +122,14 @@ def test_a_whole_path_is_the_output_and_nothing_else_is(shown: str, output: str)
 def test_nodes_are_excluded_only_where_enough_are_left(needed: str, excludes: bool) -> None:
     asked: list[str] = []
 
-    def ask(argv: Sequence[str]) -> str:
+    def ask(argv: Sequence[str], deadline_s: float) -> str:
         asked.append(" ".join(argv))
         if "hostnames" in argv:
             return {"nid[001-003]": "nid001\nnid002\nnid003\n"}.get(argv[-1], argv[-1].replace(",", "\n"))
         assert "--all" in argv or "update" in argv, "a hidden partition is not found"
         return "PartitionName=workq\n   Nodes=nid[001-003]\n   State=UP TotalCPUs=24 TotalNodes=3"
 
-    job = SlurmJob("8", {"Partition": "workq", "NumNodes": needed, "ExcNodeList": "nid001"}, ask)
+    job = SlurmJob("8", {"Partition": "workq", "NumNodes": needed, "ExcNodeList": "nid001"}, SlurmQueue(ask))
     if excludes:
         job.exclude_nodes(["nid002"])
         assert asked[-1] == "scontrol update JobId=8 ExcNodeList=nid001,nid002"
@@ -142,7 +142,7 @@ def test_nodes_are_excluded_only_where_enough_are_left(needed: str, excludes: bo
 def queue(answers: dict[str, str]) -> SlurmQueue:
     """A Slurm whose commands answer so; one that is not named fails."""
 
-    def ask(argv: Sequence[str]) -> str:
+    def ask(argv: Sequence[str], deadline_s: float) -> str:
         if argv[0] not in answers:
             raise LaunchError(f"{argv[0]} failed: no such command")
         return answers[argv[0]]
@@ -185,12 +185,12 @@ def test_an_end_says_who_or_what_made_it(state: str, end: JobEnd) -> None:
 
 @pytest.mark.parametrize("state", ["RESV_DEL_HOLD", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "PENDING"])
 def test_a_job_that_may_run_again_is_not_over(state: str) -> None:
-    held, gone = SlurmJob("7", {"JobState": state}), SlurmJob("7", {"JobState": "REVOKED"})
+    held, gone = (SlurmJob("7", {"JobState": word}, SlurmQueue()) for word in (state, "REVOKED"))
     assert (held.is_over, gone.is_over) == (False, True)
 
 
 def test_a_job_is_shown_until_slurm_has_forgotten_it() -> None:
-    def forgot(argv: Sequence[str]) -> str:
+    def forgot(argv: Sequence[str], deadline_s: float) -> str:
         raise LaunchError("scontrol show job 7 failed: slurm_load_jobs error: Invalid job id specified")
 
     assert SlurmQueue(forgot).show("7") is None
@@ -210,16 +210,23 @@ def test_a_job_is_shown_until_slurm_has_forgotten_it() -> None:
     ],
 )
 def test_a_job_that_is_preempted_has_until_its_new_end(changed: str, is_preempted: bool) -> None:
-    queue = SlurmQueue(ask_at_once=lambda _argv: f"JobId=6 {changed}")
+    deadlines: list[float] = []
+
+    def ask(_argv: Sequence[str], deadline_s: float) -> str:
+        deadlines.append(deadline_s)
+        return f"JobId=6 {changed}"
+
+    queue = SlurmQueue(ask)
     expected = time.mktime(time.strptime("2026-11-22T10:01:00", "%Y-%m-%dT%H:%M:%S"))
     assert queue.preempted_until("6") == (expected if is_preempted else None)
+    assert deadlines == [2.0], "SIGKILL may be near"
 
 
 def test_a_slurm_that_does_not_answer_preempts_nothing() -> None:
-    def ask(_argv: Sequence[str]) -> str:
+    def ask(_argv: Sequence[str], deadline_s: float) -> str:
         raise LaunchError("scontrol show job 6 took longer than 2 s")
 
-    assert SlurmQueue(ask_at_once=ask).preempted_until("6") is None
+    assert SlurmQueue(ask).preempted_until("6") is None
 
 
 @pytest.mark.parametrize(("uid", "is_users"), [(os.getuid(), True), (os.getuid() + 1, False)])
@@ -227,7 +234,7 @@ def test_the_author_of_a_cancel_is_waited_for_while_accounting_is_behind(uid: in
     answers = ["RUNNING\n", "", f"CANCELLED by {uid}\n"]
     slept: list[float] = []
 
-    def ask(argv: Sequence[str]) -> str:
+    def ask(argv: Sequence[str], deadline_s: float) -> str:
         return answers.pop(0) if argv[0] == "sacct" else "JobId=7 JobState=CANCELLED"
 
     assert SlurmQueue(ask, sleep=slept.append).end_of("7").by_user == is_users
@@ -235,7 +242,7 @@ def test_the_author_of_a_cancel_is_waited_for_while_accounting_is_behind(uid: in
 
 
 def test_a_site_without_accounting_is_not_waited_for() -> None:
-    def ask(argv: Sequence[str]) -> str:
+    def ask(argv: Sequence[str], deadline_s: float) -> str:
         if argv[0] == "sacct":
             raise LaunchError("sacct failed: Slurm accounting storage is disabled")
         return "JobId=7 JobState=CANCELLED"
