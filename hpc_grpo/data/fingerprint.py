@@ -80,8 +80,7 @@ def tokenizer_identity(config: Config, environ: Mapping[str, str]) -> dict[str, 
 
 
 def _sources(config: Config) -> list[tuple[str, SourceConfig]]:
-    evals = config.data.sources(for_eval=True) if config.reads_eval_data else []
-    return [*config.data.sources(for_eval=False), *evals]
+    return config.data.sources(for_eval=None if config.reads_eval_data else False)
 
 
 def _tokenizer_files(folder: Path) -> set[Path]:

@@ -147,7 +147,12 @@ def _trained(config: Config, sources: Sequence[Part], evaluated: Sequence[Part],
         if reasons := [f"{before - after:,} {reason}" for reason, before, after in left_out if before > after]:
             shown = f"{len(kept):,} of {len(part.rows):,} items are trained on ({', '.join(reasons)})"
             print(f"{part.source.path}: {shown}.", file=sys.stderr)
-        part = _with_numbers(part, kept)
+        if not len(kept):
+            raise ConfigError(
+                f"Nothing of {part.source.path} ({part.name}) is left: its items are held out, or their prompts are "
+                f"duplicates. Leave the source out, lower data.held_out, or set data.deduplicate=false."
+            )
+        part = replace(part, numbers=kept)
         if data.curriculum and data.curriculum.difficulty_field:
             part = replace(part, difficulty=difficulty_ranks(part, data.curriculum.difficulty_field))
         parts.append(part)
@@ -172,7 +177,7 @@ def _evals(config: Config, sources: Sequence[Part], sets: Mapping[str, Sequence[
         every = {"": kept, **every}
     streams = {}
     for name, parts in every.items():
-        fitting = [_with_numbers(part, _fitting(config, part, part.numbers)) for part in parts]
+        fitting = [replace(part, numbers=_fitting(config, part, part.numbers)) for part in parts]
         streams[name] = PromptStream(fitting, config.run.seed, shuffle=False, for_eval=True)
     return streams
 
@@ -221,12 +226,3 @@ def _fitting(
             )
         candidates = candidates[fits]
     return candidates
-
-
-def _with_numbers(part: Part, numbers: NDArray[np.int64]) -> Part:
-    if not len(numbers):
-        raise ConfigError(
-            f"Nothing of {part.source.path} ({part.name}) is left: its items are held out, or their prompts are "
-            f"duplicates. Leave the source out, lower data.held_out, or set data.deduplicate=false."
-        )
-    return replace(part, numbers=numbers)

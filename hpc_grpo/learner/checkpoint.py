@@ -70,7 +70,7 @@ class CheckpointWriter:
                     str(staging), tag=TAG, save_latest=False, exclude_frozen_parameters=_is_partly_frozen(learner)
                 )
                 for part in learner.parts:
-                    learner.files.written += part.save(staging, learner.files)
+                    part.save(staging, learner.files)
                 learner.files.save(_rng_state(), staging / f"rng_rank_{learner.rank}.pt")
 
     def write(self) -> tuple[FileEntry, ...]:

@@ -73,9 +73,8 @@ class Critic(LearnerPart):
             trained.append(replace(minibatch, sequences=tuple(with_advantages)))
         return trained, metrics
 
-    def save(self, folder: Path, files: StagedFiles) -> Sequence[Path]:
+    def save(self, folder: Path, files: StagedFiles) -> None:
         self._engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
-        return ()
 
     def load(self, folder: Path, files: StagedFiles) -> None:
         """Restore the critic. Raises ConfigError if the checkpoint lacks it, or another number of learners wrote it."""

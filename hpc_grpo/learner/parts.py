@@ -52,9 +52,8 @@ class LearnerPart:
     def after_step(self, policy: PolicyModel, num_steps: int) -> None:
         """Read the policy after a step; `num_steps` counts the steps of the run until now."""
 
-    def save(self, folder: Path, files: StagedFiles) -> Sequence[Path]:
-        """Save the part's state into a checkpoint through `files`. Return files that this rank wrote in other ways."""
-        return ()
+    def save(self, folder: Path, files: StagedFiles) -> None:
+        """Save the part's state into a checkpoint through `files`."""
 
     def load(self, folder: Path, files: StagedFiles) -> None:
         """Restore what `save` saved."""
@@ -115,12 +114,11 @@ class Reference(LearnerPart):
                     held.copy_(flat) if mixup == 1.0 else held.lerp_(flat.to(held.dtype), mixup)
                     self._set(name, held)
 
-    def save(self, folder: Path, files: StagedFiles) -> Sequence[Path]:
+    def save(self, folder: Path, files: StagedFiles) -> None:
         """Save this rank's share of a refreshed reference. A frozen reference is loaded from its path instead."""
         if self.config.loss.kl.refresh_steps is not None:
             shares = {name: self._share(name) for name in self._parameters}
             files.save(shares, folder / f"reference_rank_{dist.get_rank()}.pt")
-        return ()
 
     def load(self, folder: Path, files: StagedFiles) -> None:
         """Restore a refreshed reference that any number of learners saved. Raises ConfigError if it is missing."""
