@@ -50,15 +50,6 @@ def read_adapter(path: str) -> tuple[str, LoraConfig]:
     return base, lora
 
 
-def _refuse_without_weights(folder: Path) -> None:
-    file = folder / "adapter_model.safetensors"
-    if not file.is_file() or not read_header(file).shapes:
-        raise ConfigError(
-            f"{file}, the adapter's weights, is missing or empty. Save the adapter with peft's save_pretrained, which "
-            f"writes this file; adapter_model.bin is not read."
-        )
-
-
 def with_model(config: Config, path: str) -> Config:
     """Return `config` with the model at `path`, or with an adapter at `path` and the base that it names."""
     base, lora = read_adapter(path) if is_adapter(path) else (path, None)
@@ -103,4 +94,9 @@ def refuse_wrong_lora(config: Config, folder: Path, working_dir: Path = Path()) 
             f"model.adapter = {adapter} is an adapter of {base}, and model.path = {config.model.path}. Set "
             f"model.path={base}, give an adapter of this model, or correct base_model_name_or_path in its {_SETTINGS}."
         )
-    _refuse_without_weights(working_dir / adapter)
+    file = working_dir / adapter / "adapter_model.safetensors"
+    if not file.is_file() or not read_header(file).shapes:
+        raise ConfigError(
+            f"{file}, the adapter's weights, is missing or empty. Save the adapter with peft's save_pretrained, which "
+            f"writes this file; adapter_model.bin is not read."
+        )

@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from hpc_grpo.errors import RunHeldError
@@ -49,28 +49,22 @@ class EndedJob:
 
 @dataclass(frozen=True)
 class LockOwner(ProcessIdentity):
-    """The supervisor that holds the run. Times are unix seconds.
+    """The supervisor that holds the run. Times are unix seconds. Owners are equal if they are the same process.
 
     `work` is what its driver does since `work_at`, as the driver's pulse names it; "" before the driver says.
     """
 
     job_id: str
     attempt: int
-    beat_at: float
-    work: str = ""
-    work_at: float = 0.0
+    beat_at: float = field(compare=False)
+    work: str = field(default="", compare=False)
+    work_at: float = field(default=0.0, compare=False)
 
     @staticmethod
     def here(job_id: str, attempt: int) -> LockOwner:
         """Return this process as an owner."""
         process = asdict(ProcessIdentity.of_this_process())
         return LockOwner(**process, job_id=job_id, attempt=attempt, beat_at=time.time())
-
-    def is_same(self, other: LockOwner | None) -> bool:
-        """Return whether both are the same process, whatever their beats."""
-        if other is None:
-            return False
-        return replace(other, beat_at=self.beat_at, work=self.work, work_at=self.work_at) == self
 
 
 def read_lock_owner(run: RunDir) -> LockOwner | None:
@@ -154,7 +148,7 @@ class RunLock:
     def release(self) -> None:
         self._released.set()
         self._thread.join()
-        if self._owner.is_same(read_lock_owner(self._run)):
+        if read_lock_owner(self._run) == self._owner:
             self._run.holder.unlink(missing_ok=True)
 
     def note_work(self, work: str) -> None:
@@ -173,7 +167,7 @@ class RunLock:
         """Write a sign of life. If another attempt owns the run, send SIGTERM to this process and return False."""
         with not_worth_the_run(f"The sign of life in {self._run.holder} was not written"):
             other = read_lock_owner(self._run)
-            if other is not None and not self._owner.is_same(other):
+            if other is not None and other != self._owner:
                 say(f"Attempt {other.attempt} on {other.host} declared this attempt dead; ending.")
                 os.kill(os.getpid(), signal.SIGTERM)
                 return False
@@ -218,7 +212,7 @@ def retire(path: Path, judged: LockOwner | None) -> None:
     except FileNotFoundError:
         return
     found = read_record(aside, from_known(LockOwner))
-    if found is not None and not found.is_same(judged) and not _linked(aside, path):
+    if found is not None and found != judged and not _linked(aside, path):
         say(f"Attempt {found.attempt} and another attempt took the run at the same time.")
     aside.unlink()
 
@@ -232,6 +226,7 @@ def _is_alive(
         return lives
     for _ in range(int(_SILENT_S)):
         sleep(1.0)
-        if read_lock_owner(run) != other:
+        found = read_lock_owner(run)
+        if found is None or found != other or found.beat_at != other.beat_at:
             return True
     return False

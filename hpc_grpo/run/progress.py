@@ -73,24 +73,21 @@ def read_state(run_dir: RunDir) -> RunState | None:
 def read_metrics(path: Path) -> dict[int, dict[str, Any]]:
     """Return the surviving line of every step, in ascending order; {} without a file.
 
-    Values that are no finite numbers, such as null, read as NaN. An attempt's first line cancels that step and later
-    steps of earlier attempts.
+    Values that are no finite numbers, such as null, read as NaN. A line of a step undoes that step and later ones: they
+    were trained again.
     """
     lines: dict[int, dict[str, Any]] = {}
-    attempt = None
     for line in read_jsonl(path):
         step = line.get("step")
         if not (isinstance(step, int) and isinstance(line.get("attempt"), int)):
             continue  # the disk changed the line
-        if line["attempt"] != attempt:
-            attempt = line["attempt"]
-            while lines and next(reversed(lines)) >= step:
-                lines.popitem()
+        while lines and next(reversed(lines)) >= step:
+            lines.popitem()
         # Interned: a hundred thousand lines share one copy of each name.
         lines[step] = {
             sys.intern(name): math.nan if finite_or_none(value) is None else value for name, value in line.items()
         }
-    return {step: lines[step] for step in sorted(lines)}
+    return lines
 
 
 class MetricColumns:

@@ -65,11 +65,10 @@ class Patience:
     """Limits how long a process may show no progress, in seconds.
 
     `deadlines_s` has a limit for each kind of work, `other_s` is for other kinds. Work in `repeats` has a shorter
-    limit: `factor` times its longest pause in the run, but at least `least_s`. It uses the longest pause, not the usual
+    limit: 10 times its longest pause in the run, but at least `least_s`. It uses the longest pause, not the usual
     one: a false alarm costs more than a late one. `extra_s` is added, by kind of work.
     """
 
-    factor: float
     least_s: float
     other_s: float
     repeats: frozenset[str]
@@ -79,13 +78,13 @@ class Patience:
     def limit_s(self, work: str, longest_s: float | None) -> float:
         """Return the longest time without progress for `work`.
 
-        >>> patience = Patience(factor=10.0, least_s=60.0, other_s=1800.0, repeats=frozenset(["train"]))
+        >>> patience = Patience(least_s=60.0, other_s=1800.0, repeats=frozenset(["train"]))
         >>> [patience.limit_s("train", longest_s) for longest_s in (None, 1.0, 20.0, 1000.0)]
         [1800.0, 60.0, 200.0, 1800.0]
         """
         limit_s = self.deadlines_s.get(work, self.other_s)
         if work in self.repeats and longest_s is not None:
-            limit_s = min(limit_s, max(self.least_s, self.factor * longest_s))
+            limit_s = min(limit_s, max(self.least_s, _LATE_FACTOR * longest_s))
         return limit_s + self.extra_s.get(work, 0.0)
 
 
@@ -101,14 +100,14 @@ def patience_of_driver(config: Config) -> Patience:
         extra_s["on_step"] = config.deadlines.silent_s
     extra_s["publish"] = config.deadlines.publish_s  # after this time a publish fails by itself, with a reason
     least_s = _DRIVER_FACTOR * config.deadlines.silent_s
-    return Patience(_LATE_FACTOR, least_s, start_s, repeats, deadlines_s, extra_s)
+    return Patience(least_s, start_s, repeats, deadlines_s, extra_s)
 
 
 def patience_of_actor(config: Config) -> Patience:
     """Return the limits of a learner, an engine or a grader."""
     deadlines, repeats = config.deadlines, frozenset(["train", "sampling", "grading"])
     extra_s = {"grading": _longest_reward_s(config)}
-    return Patience(_LATE_FACTOR, deadlines.silent_s, deadlines.start_s, repeats, extra_s=extra_s)
+    return Patience(deadlines.silent_s, deadlines.start_s, repeats, extra_s=extra_s)
 
 
 def _longest_reward_s(config: Config) -> float:
@@ -134,7 +133,7 @@ class Pulse:
     def __init__(self, clock: WakingClock | None = None) -> None:
         self._clock = clock or WakingClock()
         self._record: mmap.mmap | None = None
-        self._patience = Patience(math.inf, math.inf, math.inf, frozenset())
+        self._patience = Patience(math.inf, math.inf, frozenset())
         self._beat = Beat()
         self._last = self._clock.read()
         self._signs = 0

@@ -64,7 +64,7 @@ def main(run_dir: Path) -> int:
     (run_dir / "stand_in.json").write_text(json.dumps(report, indent=2))
     print(f"stand-in: {len(nodes)} nodes, {ray.cluster_resources().get('GPU', 0):.0f} GPUs", flush=True)
     if "HPC_GRPO_STAND_IN_STUCK" in os.environ:
-        PULSE.open("driver", Patience(factor=2.0, least_s=1.0, other_s=1.0, repeats=frozenset()))
+        PULSE.open("driver", Patience(least_s=1.0, other_s=1.0, repeats=frozenset()))
         with PULSE.working("train"):
             time.sleep(600)
     time.sleep(float(os.environ.get("HPC_GRPO_STAND_IN_SLEEP_S", "0")))

@@ -43,6 +43,12 @@ def test_an_attempt_undoes_later_steps_and_the_file_is_only_appended_to(run_dir:
     assert (metrics[2]["attempt"], metrics[2]["reward/mean"]) == (2, 0.7)
 
 
+def test_a_driver_that_restarts_within_an_attempt_undoes_later_steps_too(run_dir: RunDir) -> None:
+    write(run_dir, 1, 0, 1, 2, 3)
+    write(run_dir, 1, 2)
+    assert list(read_metrics(run_dir.metrics)) == [0, 1, 2]
+
+
 def test_a_line_torn_by_a_crash_does_not_spoil_the_next(run_dir: RunDir) -> None:
     whole = JsonlSink(run_dir.metrics)
     whole.write(make_record(1, attempt=1, reward=0.5))

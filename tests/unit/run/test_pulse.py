@@ -23,7 +23,7 @@ from hpc_grpo.system.processes import start_time
 from hpc_grpo.system.waking_clock import WakingClock
 from tests.support.configs import minimal_config
 
-PATIENCE = Patience(10.0, least_s=60.0, other_s=1800.0, repeats=frozenset(["train"]), deadlines_s={"train": 3600.0})
+PATIENCE = Patience(least_s=60.0, other_s=1800.0, repeats=frozenset(["train"]), deadlines_s={"train": 3600.0})
 
 
 class Clock(WakingClock):

@@ -247,7 +247,7 @@ def test_a_driver_without_progress_and_its_nodes_are_asked_for_stacks(scene: Sce
         "import signal, sys, time\n"
         "from hpc_grpo.run.pulse import PULSE, Patience\n"
         "signal.signal(signal.SIGUSR2, lambda *_: sys.exit(75))\n"
-        "PULSE.open('driver', Patience(2.0, 0.1, 0.1, frozenset()))\n"
+        "PULSE.open('driver', Patience(0.1, 0.1, frozenset()))\n"
         "with PULSE.working('train'): time.sleep(60)"
     )
     record = scene.see_through(nodes, hangs)
