@@ -14,8 +14,9 @@ from typing import Any
 from hpc_grpo.cli.options import echo
 from hpc_grpo.config import Config
 from hpc_grpo.data.templates import PromptTemplate, prompt_style
-from hpc_grpo.data.tokenizer import load_tokenizer, model_folder, stop_token_ids
+from hpc_grpo.data.tokenizer import load_tokenizer, stop_token_ids
 from hpc_grpo.run.adapter import with_model
+from hpc_grpo.system.hugging_face import find_model
 
 NEW = "/new"
 _MESSAGES = "messages"
@@ -46,7 +47,7 @@ class Chat:
         self._template = PromptTemplate(config.data, self._source.model_copy(update=fields), self._tokenizer)
         on_gpu = config.model.device != "cpu" and torch.cuda.is_available()
         dtype = getattr(torch, config.engine.dtype or config.model.dtype)
-        folder = model_folder(config.model.path)
+        folder = find_model(config.model.path)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, trust_remote_code=False)
         if config.model.adapter is not None:
             model.load_adapter(config.model.adapter)

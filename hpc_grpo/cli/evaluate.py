@@ -263,7 +263,7 @@ def _run_unless_model(target: str) -> RunDir | None:
     """Return the run that RUN|MODEL names, None for a model. Raises ConfigError if it is neither."""
     is_model = (Path(target) / "config.json").is_file() or is_adapter(target)
     with suppress(ConfigError):
-        is_model = is_model or (target.count("/") == 1 and find_model(target, os.environ).is_dir())
+        is_model = is_model or (target.count("/") == 1 and find_model(target).is_dir())
     if is_model:
         return None
     try:

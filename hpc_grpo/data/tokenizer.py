@@ -85,7 +85,7 @@ def load_processor(config: Config) -> Any:
     """Load the model's processor of images and text. Raises ConfigError when there is none."""
     from transformers import AutoProcessor
 
-    refuse_missing_processor(config, find_model(config.model.path, os.environ))
+    refuse_missing_processor(config, find_model(config.model.path))
     return _load(AutoProcessor, "processor", "model.path", config.model.path)
 
 
@@ -200,14 +200,3 @@ def read_vocabulary(folder: Path) -> dict[str, int] | None:
         return {**tokens, **{each["content"]: each["id"] for each in written.get("added_tokens", ())}}
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def model_folder(path: str) -> Path:
-    """Return the folder of `model.path`: the path itself, or the folder in the local Hugging Face cache."""
-    folder = Path(path)
-    if folder.is_dir():
-        return folder
-    from huggingface_hub import hf_hub_download
-
-    # Look up one file only. For a snapshot the cache would require every file of the repository.
-    return Path(hf_hub_download(path, "config.json", local_files_only=True)).parent

@@ -22,7 +22,6 @@ from hpc_grpo.data.tokenizer import (
     context_length,
     import_without_torch,
     load_tokenizer,
-    model_folder,
     refuse_other_vocabularies,
     stop_token_ids,
 )
@@ -33,6 +32,7 @@ from hpc_grpo.grading.pool import RewardPool
 from hpc_grpo.registry import CALLBACKS, EVAL_METRICS
 from hpc_grpo.rewards.sandbox.isolation import refuse_shown
 from hpc_grpo.run.adapter import refuse_wrong_lora
+from hpc_grpo.system.hugging_face import find_model
 from hpc_grpo.system.say import say
 from hpc_grpo.weights.contract import refuse_experts, refuse_images, refuse_wrong_experts
 
@@ -63,13 +63,13 @@ def load_inputs(config: Config, *, is_resume: bool = False, trains: bool = True)
     import_without_torch(config)
     tokenizer = load_tokenizer(config)
     check_context_length(config)
-    settings = json.loads((model_folder(config.model.path) / "config.json").read_text())
+    settings = json.loads((find_model(config.model.path) / "config.json").read_text())
     refuse_wrong_experts(settings, config.model.path, config)
     if config.needs.rollouts or config.lora is not None:
         refuse_images(settings, config.model.path, config.data.images)
         refuse_experts(settings, config.model.path, has_adapter=config.lora is not None)
     if trains:
-        refuse_wrong_lora(config, model_folder(config.model.path))
+        refuse_wrong_lora(config, find_model(config.model.path))
     refuse_other_vocabularies(config)
     stop_ids = stop_token_ids(config, tokenizer)
     if config.needs.rollouts:

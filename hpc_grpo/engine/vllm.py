@@ -12,8 +12,7 @@ from hpc_grpo.config import Config
 from hpc_grpo.config.resources import kv_cache_gib, max_batched_tokens, schedules_ahead
 from hpc_grpo.config.rules import check_engine, check_vllm_names
 from hpc_grpo.data.images import MAX_IMAGES
-from hpc_grpo.data.tokenizer import model_folder
-from hpc_grpo.system.hugging_face import linear_layers
+from hpc_grpo.system.hugging_face import find_model, linear_layers
 from hpc_grpo.types import GIB
 
 _CPU_ENVIRONMENT = {
@@ -109,7 +108,7 @@ def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False)
     if config.publishes_adapter:
         lora = config.lora
         assert lora is not None
-        layers = linear_layers(model_folder(config.model.path)) if lora.targets == "all-linear" else lora.targets
+        layers = linear_layers(find_model(config.model.path)) if lora.targets == "all-linear" else lora.targets
         options |= {
             "enable_lora": True,
             "max_loras": 2,  # vLLM on CPU uses the last slot even without a request

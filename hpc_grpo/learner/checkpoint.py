@@ -27,7 +27,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpc_grpo.config import Config
-from hpc_grpo.data.tokenizer import model_folder
 from hpc_grpo.errors import ConfigError, HpcGrpoError, LaunchError
 from hpc_grpo.learner.lora import write_adapter
 from hpc_grpo.learner.model import PolicyModel, gathered, parameter_specs
@@ -35,6 +34,7 @@ from hpc_grpo.learner.staging import deepspeed_globals
 from hpc_grpo.run.checkpoint import FileEntry, Manifest, hash_files, problems, read_manifest, write_manifest
 from hpc_grpo.run.files import publish_dir, staging_path, start_staging
 from hpc_grpo.run.source import own_command
+from hpc_grpo.system.hugging_face import find_model
 from hpc_grpo.types import ParameterSpec
 from hpc_grpo.weights.store import bucket_layout
 
@@ -271,7 +271,7 @@ def full_weights(model: PolicyModel, specs: Sequence[ParameterSpec]) -> dict[str
 
 def copy_tokenizer(config: Config, folder: Path) -> None:
     """Copy the tokenizer's files unchanged: loading and saving by its class may change them."""
-    source = model_folder(config.model.path)
+    source = find_model(config.model.path)
     for file in {file for pattern in _TOKENIZER_FILES for file in source.glob(pattern)}:
         shutil.copyfile(file, folder / file.name)
 

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import budget_of
-from hpc_grpo.data.tokenizer import model_folder
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.checkpoint import copy_tokenizer, full_weights, settings_of_config
 from hpc_grpo.learner.model import gathered_parameters, parameter_specs, score
@@ -31,6 +30,7 @@ from hpc_grpo.learner.setup import deepspeed_config, load_trained, sharded_loadi
 from hpc_grpo.learner.staging import StagedFiles
 from hpc_grpo.metrics.reductions import Mean, Reduction
 from hpc_grpo.run.checkpoint import read_manifest
+from hpc_grpo.system.hugging_face import find_model
 from hpc_grpo.system.say import say
 from hpc_grpo.types import TrainSequence
 
@@ -259,7 +259,7 @@ def _read_head(path: str, prefix: str, hidden_size: int) -> Tensor:
     from safetensors import safe_open
 
     found: dict[str, Tensor] = {}
-    for file in sorted(model_folder(path).glob("*.safetensors")):
+    for file in sorted(find_model(path).glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:
             names = [name for name in tensors.keys() if not name.startswith(f"{prefix}.")]  # noqa: SIM118 - no dict
             found |= {name: tensors.get_tensor(name).float() for name in names}

@@ -27,7 +27,7 @@ from hpc_grpo.data.loading import load_rows
 from hpc_grpo.data.sources import open_source
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.preflight.prefetch import Item, items_of
-from hpc_grpo.system.hugging_face import WEIGHT_FORMS, read_header, weight_files
+from hpc_grpo.system.hugging_face import WEIGHT_FORMS, find_model, read_header, weight_files
 
 _WEIGHTS = tuple(
     patterns
@@ -167,7 +167,7 @@ def _verified(config: Config, item: Item) -> dict[str, Any]:
 
 
 def _verify_model(config: Config, item: Item) -> tuple[Path, list[Path]]:
-    folder = tokenizer.model_folder(item.name)
+    folder = find_model(item.name)
     if item.key == "model.path":
         loaded = tokenizer.load_tokenizer(config)
         tokenizer.check_context_length(config)

@@ -6,6 +6,7 @@ Imports no library of Hugging Face. A login node may have none, and these librar
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +78,7 @@ def refuse_missing_folder(path: str, key: str) -> None:
         )
 
 
-def find_model(path: str, environ: Mapping[str, str], key: str = "model.path") -> Path:
+def find_model(path: str, environ: Mapping[str, str] = os.environ, key: str = "model.path") -> Path:
     """Return the model's folder: `path` itself, or its snapshot in the cache of `environ`.
 
     Uses the snapshot of the main branch, else the newest. Raises ConfigError with the config's `key`.
