@@ -30,7 +30,7 @@ from hpc_grpo.cli.options import (
 )
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.report.logs import attempt_dir, follow, is_of_an_actor, log_files, ray_logs, tail, why_no_attempt
-from hpc_grpo.report.status import read_records, status_facts, status_table, summarize
+from hpc_grpo.report.status import read_records, status_table, summarize
 from hpc_grpo.report.watch import watch_plainly
 from hpc_grpo.system.say import undrawn
 
@@ -69,7 +69,11 @@ def status(run_names: tuple[str, ...], root: Path | None, as_json: bool, why: bo
         except LaunchError as error:
             echo(f"Shown without the scheduler's answer: {error}", err=True)
     if as_json:
-        echo_json(status_facts(summaries, queue.values() if queue else None))
+        entries = [asdict(summary) for summary in summaries]
+        if queue is not None:
+            for entry, jobs in zip(entries, queue.values(), strict=True):
+                entry["slurm"] = jobs
+        echo_json(entries)
         return
     if not runs:
         say_no_runs(root)

@@ -7,7 +7,6 @@ import textwrap
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpc_grpo.launch.place.slurm.text import own_lines
@@ -75,8 +74,7 @@ class Explanation:
 
 def explain_attempts(records: RunRecords, now: float) -> list[Explanation]:
     """Explain every attempt in order, from the end of its logs; `now` is in unix seconds."""
-    dirs = attempt_dirs(records.run)
-    return [_explain(records, index, dirs.get(attempt.attempt), now) for index, attempt in enumerate(records.attempts)]
+    return [_explain(records, index, now) for index in range(len(records.attempts))]
 
 
 def explained_facts(run: RunDir) -> dict[str, Any]:
@@ -114,14 +112,14 @@ def explained(run: RunDir) -> Iterator[str]:
     yield f"{summary.run} is now: {summary.state}"
 
 
-def _explain(records: RunRecords, index: int, folder: Path | None, now: float) -> Explanation:
+def _explain(records: RunRecords, index: int, now: float) -> Explanation:
     record = records.attempts[index]
     is_running = records.is_running(record, now)
     sign = records.last_sign_of_life() if record is records.newest else None
     end = record.ended_at if record.ended_at is not None else now if is_running else sign
     printed = _printed_by_slurm(records, record.job_id)
     kind = "running" if is_running else _kind(record, sign, printed)
-    log = tail(folder / DRIVER_LOG, **_READ) if folder else ""
+    log = tail(records.run.attempt(record.attempt, record.job_id) / DRIVER_LOG, **_READ)
     error, printed = (reason_to_stop(log), "") if kind in _NO_ERROR else (last_error(log), printed)
     texts = (printed, error, record.why, "\n".join(log.splitlines()[-_END_LINES:]))
     advice = None if is_running else advise(kind, *texts, has_jobs=record.source == "slurm")

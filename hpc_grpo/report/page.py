@@ -21,8 +21,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from hpc_grpo.config.yaml_text import read_yaml
+from hpc_grpo.errors import ConfigError
 from hpc_grpo.metrics.evals import bounds_of
 from hpc_grpo.metrics.record import PASS_AT_1, REWARD, phase_seconds
 from hpc_grpo.report.explain import explain_attempts
@@ -149,10 +149,9 @@ def run_data(run: RunDir, name: str, columns: MetricColumns, now: float) -> dict
 def read_values(path: Path) -> dict[str, Any]:
     """Return the config's values as written: reading a run loads none of its code and refuses nothing."""
     try:
-        values = yaml.safe_load(path.read_text())
-    except (OSError, ValueError, yaml.YAMLError):
+        return read_yaml(path)
+    except (ConfigError, ValueError):  # a ValueError: a value that is no valid date
         return {}
-    return values if isinstance(values, dict) else {}
 
 
 def clean(value: Any) -> Any:

@@ -62,7 +62,7 @@ def held_out(run: RunDir) -> list[dict[str, Any]]:
     for name in ("", *sorted(path.name for path in folder.glob("*") if path.is_dir())):
         files = files_by_step(folder / name, "eval_step_")
         steps = evenly_spread(sorted(files), _MAX_EVALS)
-        stamps = tuple((step, files[step], files[step].stat().st_mtime_ns) for step in steps)
+        stamps = tuple((files[step], files[step].stat().st_mtime_ns) for step in steps)
         if prompts := _through_time(stamps):
             found.append({"set": name, "steps": steps, "prompts": prompts})
     return found
@@ -75,12 +75,12 @@ def evenly_spread(steps: list[int], most: int) -> list[int]:
 
 
 @lru_cache(maxsize=16)
-def _through_time(files: tuple[tuple[int, Path, int], ...]) -> list[dict[str, Any]]:
-    """Return the prompts with their completions in each file. `files` are (step, path, modification time)."""
-    ordinals = sorted({line["ordinal"] for _, path, _ in files[-1:] for line in read_jsonl(path) if _is_whole(line)})
+def _through_time(files: tuple[tuple[Path, int], ...]) -> list[dict[str, Any]]:
+    """Return the prompts with their completions in each file. `files` are (path, modification time)."""
+    ordinals = sorted({line["ordinal"] for path, _ in files[-1:] for line in read_jsonl(path) if _is_whole(line)})
     chosen = frozenset(ordinals[:: -(-len(ordinals) // _MAX_PROMPTS) or 1])
     prompts: dict[int, dict[str, Any]] = {}
-    for position, (_, path, _) in enumerate(files):
+    for position, (path, _) in enumerate(files):
         for line in read_jsonl(path):
             if _is_whole(line) and (ordinal := line["ordinal"]) in chosen:
                 prompt = prompts.setdefault(ordinal, {**_prompt(line), "evals": [[] for _ in files]})

@@ -1,12 +1,12 @@
-"""Read the small files of a run directory once, derive the run's status, and show it as a table or JSON."""
+"""Read the small files of a run directory once, derive the run's status, and show it as a table."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from hpc_grpo.metrics.record import phase_name
 from hpc_grpo.run.attempt import NEAR_THE_LIMIT_S, AttemptRecord, read_attempts
@@ -290,14 +290,6 @@ def status_table(
         return text
     left = max(_NARROWEST_PROBLEM, width - text.splitlines()[0].index(titles[-1]))
     return table(titles, [[*row[:-1], one_line(row[-1], left)] for row in rows])
-
-
-def status_facts(summaries: Sequence[RunSummary], queue: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:
-    """Return a list of objects with the fields of RunSummary, null for unknown ones; with `queue`, also `slurm`."""
-    entries = [asdict(summary) for summary in summaries]
-    for entry, jobs in zip(entries, queue or (), strict=queue is not None):
-        entry["slurm"] = jobs
-    return entries
 
 
 def _in_step(state: RunState) -> str | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from hpc_grpo.config import to_yaml
 from hpc_grpo.report import page
 from hpc_grpo.report.page import write_page
 from hpc_grpo.run.files import write_atomic
@@ -197,6 +198,12 @@ def test_a_damaged_config_hides_no_run(tmp_path: Path) -> None:
     built = finished_run(tmp_path / "adder")
     write_atomic(built.run.config, CONFIG[:40] + ": [")
     assert told(built)[0]["config"] == {}
+
+
+def test_a_text_of_the_config_that_looks_like_a_time_stays_text(tmp_path: Path) -> None:
+    built = finished_run(tmp_path / "adder")
+    write_atomic(built.run.config, to_yaml({"data": {"system_prompt": "24:00:00"}}))
+    assert told(built)[0]["config"] == {"data.system_prompt": "24:00:00"}
 
 
 def test_a_page_that_cannot_be_written_is_an_error_with_its_path(tmp_path: Path) -> None:
