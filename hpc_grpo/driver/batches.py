@@ -71,7 +71,7 @@ class RolloutBatches:
         self._algorithm = algorithm_of(config)
         needs = config.needs
         self._skips_zero_advantages = config.loss.is_still_without_advantage and not (
-            needs.reference or needs.teacher or needs.critic
+            needs.reference or needs.teacher or needs.critic or config.train.router_aux_loss_coef
         )
         self._shares_prompts = budget_of(config).shares_prompts
         self._has_several_sources = len(config.data.sources(for_eval=False)) > 1

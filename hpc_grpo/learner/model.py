@@ -271,7 +271,8 @@ def load_policy(
     config: Config, use_gradient_checkpointing: bool, path: str | None = None, key: str = "model.path"
 ) -> PolicyModel:
     """Load `model.path`, or `path`, the value of `key`. Raises ConfigError if the model cannot be loaded or packed."""
-    source = f"{key} = {path or config.model.path}"
+    path = path or config.model.path
+    source = f"{key} = {path}"
     kernel: str = config.train.attention
     if kernel == "flash_attention_2":
         require_flash_attention()
@@ -280,7 +281,7 @@ def load_policy(
         if kernel == "varlen":
             require_varlen_attention()
         kernel = PACKED_VARLEN if kernel == "varlen" else PACKED_SDPA
-    folder = path or os.environ.get(WEIGHTS_DIR_VARIABLE, config.model.path)
+    folder = os.environ.get(WEIGHTS_DIR_VARIABLE, path) if path == config.model.path else path
     dtype = getattr(torch, config.model.dtype)
     has_images = config.data.images is not None
     attention = {"text_config": kernel, "vision_config": "sdpa"} if has_images else kernel

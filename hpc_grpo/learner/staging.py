@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import os
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from hpc_grpo.run.checkpoint import FileEntry, hash_files
 from hpc_grpo.run.files import fsync
@@ -154,23 +154,19 @@ class HostMemory:
         return new <= 0 or new < (memory.available - _KEPT_FREE * memory.total) / learners_on_node
 
     def copy(self, state: Any) -> Any:
-        """Return a copy of a state. A tensor under two names is copied once. Containers are dicts, lists and tuples."""
+        """Return a copy of a state. A tensor under two names is copied once."""
         copies: dict[tuple[Any, ...], Tensor] = {}
 
         def copied(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                key = (value.data_ptr(), value.shape, value.stride(), value.dtype)
-                if value.numel() == 0 or key not in copies:
-                    copies[key] = self._next(value)
-                    copies[key].copy_(value.detach(), non_blocking=True)
-                return copies[key]
-            if type(value) in (dict, OrderedDict):
-                return type(value)((key, copied(item)) for key, item in value.items())
-            if type(value) in (list, tuple):
-                return type(value)(map(copied, value))
-            return copy.deepcopy(value)
+            if not isinstance(value, Tensor):
+                return copy.deepcopy(value)
+            key = (value.data_ptr(), value.shape, value.stride(), value.dtype)
+            if value.numel() == 0 or key not in copies:
+                copies[key] = self._next(value)
+                copies[key].copy_(value.detach(), non_blocking=True)
+            return copies[key]
 
-        return copied(state)
+        return tree_map(copied, state)
 
     def _next(self, tensor: Tensor) -> Tensor:
         """Return memory for `tensor`: that of the tensor at this position in the last checkpoint, or new memory."""
@@ -185,10 +181,8 @@ class HostMemory:
 
 def _num_bytes(state: Any) -> int:
     """Return the host memory of copies of a state's tensors."""
-    if isinstance(state, Tensor):
-        return _allocated(state.nbytes, pinned=state.is_cuda)
-    items = state.values() if isinstance(state, dict) else state if isinstance(state, list | tuple) else ()
-    return sum(map(_num_bytes, items))
+    tensors = (leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor))
+    return sum(_allocated(tensor.nbytes, pinned=tensor.is_cuda) for tensor in tensors)
 
 
 def _allocated(num_bytes: int, *, pinned: bool) -> int:

@@ -34,6 +34,7 @@ class SimulatedVm:
     ended: dict[AttemptKey, Ending] = field(default_factory=dict)
     renewed: list[AttemptKey] = field(default_factory=list)
     revoked: set[AttemptKey] = field(default_factory=set)
+    num_closed: int = 0
 
     async def visit(self, request: Request, decide: Decide) -> Outcome:
         await asyncio.sleep(self.takes_s)
@@ -43,7 +44,7 @@ class SimulatedVm:
         return self.obey(orders) if orders else Outcome((), (), (), "")
 
     async def close(self) -> None:
-        pass
+        self.num_closed += 1
 
     def observe(self, log_offsets: Mapping[str, int] = MappingProxyType({})) -> Observation:
         """Return what a visit sees; of each log eight bytes, from the offset that the controller has."""

@@ -78,6 +78,18 @@ def test_available_gpus_are_those_that_nobody_uses(db: Database, make_controller
     assert available() == 4
 
 
+def test_the_connection_to_a_vm_whose_row_changes_is_closed(db: Database, make_controller: Make) -> None:
+    controller, machines = make_controller(settings=EAGER)
+    poller = Poller(controller)
+    asyncio.run(poller.round())
+    asyncio.run(poller.round())
+    assert machines[1].num_closed == 0
+    with db.write() as connection:
+        connection.execute(sa.update(vms).values(python="/usr/bin/python3"))
+    asyncio.run(poller.round())
+    assert machines[1].num_closed == 1
+
+
 def test_a_log_is_fetched_piece_by_piece_before_its_vm_may_drop_it(db: Database, make_controller: Make) -> None:
     controller, machines = make_controller(settings=EAGER)
     add_jobs(db, 1)

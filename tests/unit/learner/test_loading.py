@@ -71,9 +71,12 @@ def test_weights_are_read_from_the_nodes_copy_and_a_teachers_are_not(
     model_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HPC_GRPO_WEIGHTS_DIR", str(model_path))
-    assert load_policy(make_config(tmp_path / "slow"), False).language_model.name_or_path == str(model_path)
+    slow = str(tmp_path / "slow")
+    for path in (None, slow):  # a reference may be the model itself
+        policy = load_policy(make_config(tmp_path / "slow"), False, path, "loss.kl.reference.model")
+        assert policy.language_model.name_or_path == str(model_path)
     with pytest.raises(ConfigError, match=r"task\.args\.teacher = .*/slow: no such folder"):
-        load_policy(make_config(model_path), False, str(tmp_path / "slow"), "task.args.teacher")
+        load_policy(make_config(model_path), False, slow, "task.args.teacher")
 
 
 @pytest.fixture
