@@ -158,27 +158,26 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         """Return the head's outputs for the targets of `batch`: log-probabilities and entropies, both `[C]` float32.
 
         `with_balance` appends the loss `[C]` that balances a mixture's experts. With `train.sequence_parallel` above 1
-        this is a collective of the group. `by_itself`: only log-probabilities, by the model's own forward pass.
+        this is a collective of the group. `by_itself`: log-probabilities by the model's own forward pass.
         """
-        if by_itself:
-            _, inputs = self._inputs(batch)
-            logits = self.language_model(**inputs).logits[0].index_select(0, batch.target_positions)
-            logprobs = (logits.float() / self._temperature).log_softmax(-1)
-            return logprobs.gather(-1, batch.target_ids.unsqueeze(-1)).squeeze(-1)
         if with_balance:
             with self.routers.recorded() as logits:
                 outputs = self.forward(batch, with_entropy=with_entropy)
             return (*outputs, self.routers.balance(logits, batch, self._group))
         if self._group is None:
-            return self._of_slice(batch, with_entropy)
+            return self._of_slice(batch, with_entropy, by_itself)
         own, places = self._group.slice_of(batch)
-        outputs = self._of_slice(own, with_entropy)
+        outputs = self._of_slice(own, with_entropy, by_itself)
         whole = partial(self._group.whole, places=places, num_targets=len(batch.target_ids))
         return tuple(None if values is None else whole(values) for values in outputs)
 
-    def _of_slice(self, batch: PackedBatch, with_entropy: bool) -> Any:
+    def _of_slice(self, batch: PackedBatch, with_entropy: bool, by_itself: bool) -> Any:
         """Return the outputs for `batch`, a row or a slice. Only attention uses document borders and other slices."""
         decoder, inputs = self._inputs(batch)
+        if by_itself:
+            logits = self.language_model(**inputs, sequence_group=self._group).logits[0]
+            logprobs = (logits.index_select(0, batch.target_positions).float() / self._temperature).log_softmax(-1)
+            return logprobs.gather(-1, batch.target_ids.unsqueeze(-1)).squeeze(-1), None
         states = decoder(**inputs, sequence_group=self._group).last_hidden_state
         hidden = states[0].index_select(0, batch.target_positions)
         head = self.language_model.get_output_embeddings()
@@ -288,12 +287,12 @@ def load_policy(
     language_model = _from_pretrained(folder, source, has_images=has_images, dtype=dtype, attn_implementation=attention)
     _check_model(language_model, config, source)
     # Ratios compare two passes over one sequence, and dropout would make these passes differ. Models have dropout as
-    # modules, or as numbers with various names (`attention_dropout`, `layerdrop`, a router's `jitter_noise`).
+    # modules, or as numbers with various names (`attention_dropout`, `layerdrop`, a router's `moe_jitter_eps`).
     for module in language_model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         for name, value in vars(module).items():
-            if ("drop" in name or name == "jitter_noise") and isinstance(value, float):
+            if ("drop" in name or "jitter" in name) and isinstance(value, float):
                 setattr(module, name, 0.0)
     if use_gradient_checkpointing:
         language_model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -316,9 +315,10 @@ def check_packing(model: PolicyModel, source: str, device: Any) -> None:
     dropouts = [own for own in model.modules() if isinstance(own, nn.Dropout) and own.training]
     for dropout in dropouts:
         dropout.eval()
-    first, second = score(model, pack([probe, probe]).to(device)).chunk(2)
+    row = pack([probe, probe]).to(device)  # of one length for all passes: others round differently
+    first, second = score(model, row).chunk(2)
     with torch.no_grad():
-        plain = model(pack([probe]).to(device), by_itself=True)
+        plain = model(row, with_entropy=False, by_itself=True)[0].chunk(2)[0]
     for dropout in dropouts:
         dropout.train()
     for own, other, what in (

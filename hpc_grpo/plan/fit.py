@@ -92,7 +92,7 @@ def plan_of(
     """
     environ = job_environ(environ, config.launch.env)
     model = read_model(config.model.path, environ) if size is None else family_model(size)
-    frozen = {key: read_model(path, environ).num_parameters for key, path in config.scoring_models.items()}
+    frozen = {key: read_model(path, environ, key).num_parameters for key, path in config.scoring_models.items()}
     teacher, reference = frozen.get("task.args.teacher", 0), frozen.get("loss.kl.reference", 0)
     model = replace(model, teacher_parameters=teacher, reference_parameters=reference)
     return make_plan(model, config, nodes or config.launch.num_nodes, hardware)

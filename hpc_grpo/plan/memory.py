@@ -183,15 +183,16 @@ class Activations:
 
 
 def layer_bytes_per_token(shape: ModelShape, dtype_bytes: int) -> int:
-    """Return (8 + 4 b) d + b (3 a + 2 k) + 4 H + 4 b f, and 2 b e d with e experts a token.
+    """Return (8 + 4 b) d + b (3 a + 2 k) + 4 H + 4 b f, and 2 b e d + 4 d with e experts a token.
 
     Two norms keep their float32 input (4 d each), the normalised value and their output (b d each). Attention keeps
     queries, keys, values and its output, which the output projection keeps again, and 4 bytes a head of log-sum-exps.
     The MLP keeps gate, its activation, up and their product. With experts, f is that of a token's experts together.
-    Each of them keeps a copy of its input and its output.
+    Each of them keeps a copy of its input and its output, and the router its input in float32.
     """
     d, a, k, f, b = shape.hidden_size, shape.attention_size, shape.kv_size, shape.active_size, dtype_bytes
-    return (8 + 4 * b + 2 * b * shape.experts_per_token) * d + b * (3 * a + 2 * k) + 4 * shape.num_heads + 4 * b * f
+    of_experts = (2 * b * shape.experts_per_token + 4) * d if shape.num_experts else 0
+    return (8 + 4 * b) * d + b * (3 * a + 2 * k) + 4 * shape.num_heads + 4 * b * f + of_experts
 
 
 def activations(
@@ -200,12 +201,14 @@ def activations(
     """Return the peak of one microbatch of `num_tokens`.
 
     With gradient checkpointing (Chen et al. 2016, arXiv:1604.06174) only each layer's input is kept, b d a token.
-    During a layer's backward pass its activations exist again, with gradients of about 2 b f. The output layer computes
-    logits in chunks, and adds up two weight gradients of the chunks.
+    During a layer's backward pass its activations exist again, with gradients of about 2 b f. With e experts a token,
+    three float32 arrays of their weighted outputs take 12 e d. The output layer computes logits in chunks, and adds up
+    two weight gradients of the chunks.
     """
     per_layer = num_tokens * layer_bytes_per_token(shape, dtype_bytes)
     boundary = num_tokens * dtype_bytes * shape.hidden_size
-    gradients = num_tokens * 2 * dtype_bytes * shape.active_size
+    weighted = 12 * shape.experts_per_token * shape.hidden_size
+    gradients = num_tokens * (2 * dtype_bytes * shape.active_size + weighted)
     chunk = min(chunk_tokens, num_tokens)
     head = chunk * shape.vocab_size * LOGIT_BYTES + 2 * dtype_bytes * shape.vocab_size * shape.hidden_size
     if is_checkpointed:

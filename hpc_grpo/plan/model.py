@@ -145,10 +145,13 @@ def family_model(size: str) -> Model:
     return Model(f"Qwen2.5-{size}", shape, shape.num_parameters, "built-in shape")
 
 
-def read_model(path: str, environ: Mapping[str, str]) -> Model:
-    """Return the model of `model.path`. Raises ConfigError if it is not on this machine, or its kind is unknown."""
+def read_model(path: str, environ: Mapping[str, str], key: str = "model.path") -> Model:
+    """Return the model that the config's `key` names. A model that only scores may be any mixture of experts.
+
+    Raises ConfigError if the model is not on this machine, or its kind is unknown.
+    """
     try:
-        folder = find_model(path, environ)
+        folder = find_model(path, environ, key)
     except ConfigError as error:
         raise ConfigError(f"{error} Or plan with the shape of a known size: --size {' | '.join(FAMILY)}.") from error
     try:
@@ -157,7 +160,9 @@ def read_model(path: str, environ: Mapping[str, str]) -> Model:
         raise ConfigError(f"{folder / 'config.json'} cannot be read as JSON: {error}") from error
     if not isinstance(settings, dict):
         raise ConfigError(f"{folder / 'config.json'} must hold a JSON object.")
-    shape = read_shape(settings, path)
+    if key == "model.path":
+        refuse_experts(settings, path)
+    shape = read_shape(settings, f"{key} = {path}")
     counted = count_parameters(folder, is_tied=shape.has_tied_embeddings)
     if counted is not None:
         return Model(path, shape, counted, "safetensors headers")
@@ -165,21 +170,18 @@ def read_model(path: str, environ: Mapping[str, str]) -> Model:
     known = (*DENSE_ARCHITECTURES, *MIXTURES)
     if kind not in known:
         raise ConfigError(
-            f"model.path = {path}: {folder} has no safetensors files to count, and no formula is known for "
+            f"{key} = {path}: {folder} has no safetensors files to count, and no formula is known for "
             f"model_type = {kind!r} (known: {', '.join(known)}). Fetch the weights too."
         )
     return Model(path, shape, shape.num_parameters, "formula on config.json")
 
 
-def read_shape(settings: Mapping[str, Any], path: str) -> ModelShape:
-    """Return the shape in a config.json. Raises ConfigError for unknown mixtures of experts and for missing sizes."""
-    refuse_experts(settings, path)
+def read_shape(settings: Mapping[str, Any], source: str) -> ModelShape:
+    """Return the shape in a config.json. Raises ConfigError for missing sizes. `source`: key = value."""
     settings = {**settings, **(settings.get("text_config") or {})}
     missing = [key for key in _REQUIRED if not isinstance(settings.get(key), int)]
     if missing:
-        raise ConfigError(
-            f"model.path = {path}: plan knows decoder models only (its config.json has no {', '.join(missing)})."
-        )
+        raise ConfigError(f"{source}: plan knows decoder models only (its config.json has no {', '.join(missing)}).")
     kind, heads = settings.get("model_type"), settings["num_attention_heads"]
     num_experts = settings.get("num_local_experts") or settings.get("num_experts") or 0
     has_bias = bool(settings.get("attention_bias", False))

@@ -82,8 +82,9 @@ def refuse_experts(settings: Mapping[str, Any], path: str, *, has_adapter: bool 
 
 
 def refuse_wrong_experts(settings: Mapping[str, Any], path: str, config: Config) -> None:
-    """Raise ConfigError if a key of `train` needs experts that the model lacks, or if `engine.tensor_parallel` does not
-    divide the channels of an expert.
+    """Raise ConfigError if a key of `train` needs experts that the model lacks, or if engines cannot divide them.
+
+    `engine.tensor_parallel` must divide the channels of an expert, and is at most the number of experts.
     """
     kind, train = settings.get("model_type"), config.train
     if kind not in MIXTURES:
@@ -97,12 +98,16 @@ def refuse_wrong_experts(settings: Mapping[str, Any], path: str, config: Config)
                     f"= {path} is {kind}. Set train.{key}={off}, or use one of these models."
                 )
         return
-    name, degree = "intermediate_size" if kind == "mixtral" else "moe_intermediate_size", config.engine.tensor_parallel
-    if config.needs.rollouts and (channels := settings.get(name, 0)) % degree:
-        fitting = [str(each) for each in range(1, degree) if channels % each == 0]
+    names = (
+        ("intermediate_size", "num_local_experts") if kind == "mixtral" else ("moe_intermediate_size", "num_experts")
+    )
+    channels, most = settings.get(names[0], 0), settings.get(names[1]) or 1
+    degree = config.engine.tensor_parallel
+    if config.needs.rollouts and (channels % degree or degree > most):
+        fitting = [str(each) for each in range(1, min(degree, most + 1)) if channels % each == 0]
         raise ConfigError(
-            f"engine.tensor_parallel = {degree} must divide the channels of an expert: {name} = {channels} in "
-            f"model.path = {path}. Set it to {', '.join(fitting)}."
+            f"engine.tensor_parallel = {degree} must divide {names[0]} = {channels} and be at most {names[1]} = {most} "
+            f"of model.path = {path}. Set it to {', '.join(fitting)}."
         )
 
 

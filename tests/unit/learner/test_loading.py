@@ -171,8 +171,8 @@ MORE_THAN_A_HEAD = {
         qk_rope_head_dim=8, v_head_dim=8, max_position_embeddings=64, dim_model_base=4, **TOKENS,
     ),
     "a layer between": ModernBertDecoderConfig(
-        **SHAPE, num_attention_heads=4, max_position_embeddings=64, bos_token_id=2, eos_token_id=1, pad_token_id=0, initializer_range=0.5,
-        local_attention=8, decoder_bias=True,
+        **SHAPE, num_attention_heads=4, max_position_embeddings=64, local_attention=8, decoder_bias=True,
+        bos_token_id=2, eos_token_id=1, pad_token_id=0, initializer_range=0.5,
     ),
 }  # fmt: skip
 

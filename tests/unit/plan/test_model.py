@@ -173,6 +173,14 @@ def test_what_the_formulas_do_not_describe_is_refused(changes: dict[str, Any], r
     assert reason in str(caught.value)
 
 
+def test_a_model_that_only_scores_may_be_any_mixture(tmp_path: Path) -> None:
+    folder = write_config(tmp_path, model_type="olmoe", num_experts=8)
+    write_safetensors(folder / "model.safetensors", router=[8, 4])
+    assert read_model(str(folder), {}, "task.args.teacher").num_parameters == 32
+    with pytest.raises(ConfigError, match="is a mixture of experts"):
+        read_model(str(folder), {})
+
+
 def test_damaged_files_are_named(tmp_path: Path) -> None:
     write_config(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{broken}")
