@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from hpc_grpo.run.checkpoint import FileEntry, hash_files
 from hpc_grpo.run.files import fsync
-from hpc_grpo.system.memory import host_memory
+from hpc_grpo.system.memory import freed_bytes, host_memory
 
 _KEPT_FREE = 0.1
 """Share of the memory of the node, or of the job on the node, that copies must leave free.
@@ -137,21 +137,24 @@ class HostMemory:
     def __init__(self) -> None:
         self._held: list[Tensor] = []
         self._num_used = 0
+        self._needed_again = 0
+        """Bytes that this learner has freed since its peak: on CPU, gradients and activations of a step."""
 
     @contextmanager
     def reused(self) -> Iterator[None]:
         """Reuse the memory of the previous block's copies. At the end of the block all copies are complete."""
-        self._num_used = 0
+        self._num_used, self._needed_again = 0, freed_bytes()
         yield
         del self._held[self._num_used :]
         if torch.cuda.is_available():
             torch.cuda.synchronize()
 
     def has_room_for(self, state: Any, learners_on_node: int) -> bool:
-        """Return whether enough memory stays free if each of the node's learners makes such a copy."""
+        """Return whether enough memory stays free if each of the node's learners makes such a copy and trains on."""
         reused = sum(_allocated(held.nbytes, pinned=held.is_pinned()) for held in self._held[self._num_used :])
         new, memory = _num_bytes(state) - reused, host_memory()
-        return new <= 0 or new < (memory.available - _KEPT_FREE * memory.total) / learners_on_node
+        room = (memory.available - _KEPT_FREE * memory.total) / learners_on_node - self._needed_again
+        return new <= 0 or new < room
 
     def copy(self, state: Any) -> Any:
         """Return a copy of a state. A tensor under two names is copied once."""

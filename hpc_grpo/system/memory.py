@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,12 @@ def host_memory(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/f
             if limit.strip() != "max":
                 found.append(Memory(int(limit), max(int(limit) - int(usage) + int(inactive), 0)))
     return min(found, key=lambda memory: memory.available)
+
+
+def freed_bytes() -> int:
+    """Return how much less memory this process has now than at its peak."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return max(0, peak - psutil.Process().memory_info().rss)
 
 
 def _memory_cgroups(own: Path, root: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:

@@ -50,9 +50,13 @@ def test_the_next_checkpoint_takes_the_same_memory() -> None:
     assert addresses[0] == addresses[1]
 
 
-def test_what_the_node_has_no_room_for_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = Memory(total=4000, available=1200)  # of which 400 are kept free
+@pytest.mark.parametrize(("available", "needed_again"), [(1200, 0), (2200, 500)])
+def test_what_the_node_has_no_room_for_is_written_at_once(
+    available: int, needed_again: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = Memory(total=4000, available=available)  # of which 400 are kept free
     monkeypatch.setattr("hpc_grpo.learner.staging.host_memory", lambda: memory)
+    monkeypatch.setattr("hpc_grpo.learner.staging.freed_bytes", lambda: needed_again)
     files = StagedFiles(learners_on_node=2)
     with files.new_checkpoint(keeps=True):
         files.save({"small": torch.ones(50)}, tmp_path / "small.pt")

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpc_grpo.system.memory import Memory, host_memory
+from hpc_grpo.system.memory import Memory, freed_bytes, host_memory
 
 
 @pytest.fixture(autouse=True)
@@ -46,3 +46,13 @@ def test_without_a_limit_it_is_the_nodes_memory(content: str | None, tmp_path: P
     if content is not None:
         own.write_text(content)
     assert host_memory(own, tmp_path / "cgroup") == Memory(4000, 3000)
+
+
+def test_what_a_process_has_freed_since_its_peak_is_known() -> None:
+    before = freed_bytes()
+    taken = bytearray(200 << 20)
+    taken[::4096] = b"\1" * len(range(0, len(taken), 4096))
+    at_peak = freed_bytes()
+    del taken
+    assert freed_bytes() - at_peak > (150 << 20)
+    assert at_peak <= max(before, 50 << 20)
