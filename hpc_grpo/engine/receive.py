@@ -10,6 +10,8 @@ vLLM refuses an extension whose names its worker class has too. So all names her
 from __future__ import annotations
 
 import functools
+import os
+import signal
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -26,6 +28,7 @@ from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from hpc_grpo.engine.sampler import ADAPTER_ID
 from hpc_grpo.errors import WeightSyncError
+from hpc_grpo.system.processes import tie_to_parent
 from hpc_grpo.types import ParameterSpec
 from hpc_grpo.weights.contract import contract_differences
 from hpc_grpo.weights.cuda import StagedOnGpu, open_store
@@ -38,6 +41,9 @@ _LEARNERS_NAMES = (
     (".block_sparse_moe.", ".mlp."),
 )
 """Parts of vLLM's names for the parameters of a mixture of experts, and the learner's names for the same parts."""
+
+_LARGEST_BATCH_BYTES = 2 * 2**30
+"""Assumed for the activations of an engine's largest batch if vLLM has not profiled them."""
 
 _MIXTRALS_NAMES = (
     (".mlp.", ".block_sparse_moe."),
@@ -91,6 +97,9 @@ class WeightReceiver:
 
         With `lora_alpha` the store holds an adapter with this alpha, otherwise complete weights.
         """
+        if self.vllm_config.parallel_config.tensor_parallel_size > 1:
+            # Otherwise a worker that hangs on its GPU survives its engine, and keeps the GPU's memory.
+            tie_to_parent(os.getppid(), signal.SIGKILL)
         self._hpc_grpo_lora_alpha = lora_alpha
         if self._hpc_grpo_opened != (engine.folder, spec):  # a new group may use the same store
             self._hpc_grpo_store = open_store(engine.folder, spec, create=False)
@@ -98,7 +107,9 @@ class WeightReceiver:
             may_copy = self._hpc_grpo_store.is_page_locked
             # A sleeping engine gives all GPU memory to a learner. The next driver's store has the same layout.
             if may_copy and not self.vllm_config.model_config.enable_sleep_mode and self._hpc_grpo_on_gpu is None:
-                self._hpc_grpo_on_gpu = StagedOnGpu(spec.layout)
+                # Absent with a fixed size of the KV cache. vLLM profiles the memory of its largest batch, but frees it.
+                largest_batch = getattr(self, "peak_activation_memory", _LARGEST_BATCH_BYTES)
+                self._hpc_grpo_on_gpu = StagedOnGpu(spec.layout, largest_batch)
         self._hpc_grpo_group = NodeGroup(replace(engine, rank=engine.rank + self.vllm_config.parallel_config.rank))
 
     def hpc_grpo_copy_to_gpu(self, staged: StoredVersion) -> None:

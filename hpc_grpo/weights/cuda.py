@@ -15,7 +15,7 @@ import torch
 from hpc_grpo.weights.store import BucketLayout, StoredVersion, StoreSpec, WeightStore, views
 
 _KEPT_FREE_BYTES = 2**30
-"""GPU memory that a copy must leave free, for kernels that allocate for themselves."""
+"""GPU memory that a copy must leave free, for kernels that allocate for themselves, beside an engine's own needs."""
 
 
 def open_store(folder: Path, spec: StoreSpec, *, create: bool) -> WeightStore:
@@ -50,10 +50,15 @@ def copy_on(stream: torch.cuda.Stream, pairs: Iterable[tuple[torch.Tensor, torch
 
 
 class StagedOnGpu:
-    """An engine's copy of a staged version in GPU memory, made while it samples with the previous version."""
+    """An engine's copy of a staged version in GPU memory, made while it samples with the previous version.
 
-    def __init__(self, layout: BucketLayout) -> None:
+    The copy leaves free what the engine's largest batch takes, and what a load takes: the largest bucket once more.
+    """
+
+    def __init__(self, layout: BucketLayout, largest_batch_bytes: int) -> None:
         self._layout = layout
+        largest = max((bucket.end - bucket.start for bucket in layout.buckets), default=0)
+        self._kept_free = _KEPT_FREE_BYTES + max(largest, largest_batch_bytes)
         self._stream = torch.cuda.Stream()
         self._bytes: torch.Tensor | None = None
         self._staged: StoredVersion | None = None
@@ -66,7 +71,7 @@ class StagedOnGpu:
         self._staged = None
         if self._bytes is None:
             free, _ = torch.cuda.mem_get_info()
-            if free < self._layout.num_bytes + _KEPT_FREE_BYTES:
+            if free < self._layout.num_bytes + self._kept_free:
                 return
             self._bytes = torch.empty(self._layout.num_bytes, dtype=torch.uint8, device="cuda")
         # Wait for the load of the previous version, which reads these bytes on the current stream.

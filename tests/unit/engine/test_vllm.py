@@ -50,6 +50,8 @@ REPLAY = {"train": {"router_replay": True}}
         ({"engine": {"vllm": {"async_scheduling": True}}}, True, "async_scheduling", True),
         ({"engine": {"vllm": GUESSES}}, True, "async_scheduling", False),
         ({"data": {"images": "image"}}, True, "mm_device_do_normalize", False),
+        ({"engine": {"kv_cache_gib": 4}}, True, "kv_cache_memory_bytes", 4 * 2**30),
+        ({"engine": {"kv_cache_gib": 4}}, True, "gpu_memory_utilization", 0.01),
     ],
 )
 def test_an_option_of_vllm_follows_from_config_and_device(
