@@ -91,6 +91,8 @@ def expects_gpus(config: Config) -> bool:
 
 LOGPROB_CHUNK_TOKENS = 1024
 """Number of tokens for which a learner computes logits at once."""
+REDUCE_BUCKET_ELEMENTS = 500_000_000
+"""DeepSpeed's `reduce_bucket_size`: allocated in full, however small the model is."""
 
 KEYS_OF_A_TOKEN = 4
 """Keys that attention may read for each token of the budget: each completion reads a shared prompt's keys."""

@@ -26,7 +26,7 @@ from hpc_grpo.learner.model import gathered_parameters, parameter_specs, score
 from hpc_grpo.learner.optimizer_step import optimizer_step
 from hpc_grpo.learner.packing import PackedBatch, pack_equalised
 from hpc_grpo.learner.parts import LearnerPart, Minibatches
-from hpc_grpo.learner.setup import deepspeed_config, load_trained, sharded_loading
+from hpc_grpo.learner.setup import deepspeed_config, fit_buckets, load_trained, sharded_loading
 from hpc_grpo.learner.staging import StagedFiles
 from hpc_grpo.metrics.reductions import Mean, Reduction
 from hpc_grpo.run.checkpoint import read_manifest
@@ -248,6 +248,7 @@ def build_value_engine(config: Config, world_size: int, device: Any) -> Any:
         if path is not None:
             head.weight.data.copy_(_read_head(path, language_model.base_model_prefix, len(head.weight)))
         language_model.set_output_embeddings(head)
+    fit_buckets(settings, model.parameters())
     groups = [{"params": model.parameters(), "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=config.task_args.critic_lr, **config.train.adamw, fused=True)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings, dist_init_required=False)

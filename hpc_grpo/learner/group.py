@@ -16,6 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+"""A learner may wait this long for the others. NCCL's own default for a new group is 10 minutes."""
+
 
 class RendezvousStore(dist.Store):  # type: ignore[misc]
     """The `Rendezvous` actor as a store of torch.distributed. `call(method, *args)` calls a method of the actor.
@@ -86,7 +89,7 @@ def init_process_group(rank: int, world_size: int, device: torch.device, store: 
         store=store,
         rank=rank,
         world_size=world_size,
-        timeout=timedelta(minutes=30),
+        timeout=COLLECTIVE_TIMEOUT,
         device_id=device if is_cuda else None,
     )
     os.environ.setdefault("DS_ACCELERATOR", device.type)

@@ -65,11 +65,12 @@ class _Float32Product(torch.autograd.Function):  # type: ignore[misc]
         return hidden.float() @ weight.float().t()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
         # Multiply in bfloat16, the type of both gradients. In float32 a GPU would take fifteen times as long.
         hidden, weight = ctx.saved_tensors
         rounded = grad.to(weight.dtype)
-        return rounded @ weight, rounded.t() @ hidden
+        # With LoRA the weight is frozen.
+        return rounded @ weight, rounded.t() @ hidden if ctx.needs_input_grad[1] else None
 
 
 class LogprobHead(nn.Module):  # type: ignore[misc]

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
+from hpc_grpo.learner.group import COLLECTIVE_TIMEOUT
 from hpc_grpo.learner.packing import PackedBatch
 
 Kernel = Callable[..., tuple[Tensor, None]]
@@ -66,7 +67,7 @@ class SequenceGroup:
     def __init__(self, size: int) -> None:
         """Create the groups of all learners; `size` divides their number. A collective."""
         firsts = range(0, dist.get_world_size(), size)
-        groups = [dist.new_group(list(range(first, first + size))) for first in firsts]
+        groups = [dist.new_group(list(range(at, at + size)), timeout=COLLECTIVE_TIMEOUT) for at in firsts]
         self.size, self.rank, self._group = size, dist.get_rank() % size, groups[dist.get_rank() // size]
 
     def slice_of(self, batch: PackedBatch) -> tuple[PackedBatch, Tensor]:

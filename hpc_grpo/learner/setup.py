@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from hpc_grpo.config import Config
+from hpc_grpo.config.resources import REDUCE_BUCKET_ELEMENTS
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.model import PolicyModel, check_packing, full_shape, load_policy
 
@@ -54,6 +56,7 @@ def build_engine(
     others = [p for p in parameters if len(full_shape(p)) <= 1 or not has_decay]
     groups: list[dict[str, Any]] = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
     groups = [group for group in groups if group["params"]]
+    fit_buckets(settings, parameters)
     optimizer = torch.optim.AdamW(groups, lr=train.lr, **train.adamw, fused=True)
     if total_optimizer_steps is None and train.total_steps is not None:
         total_optimizer_steps = config.optimizer_steps(train.total_steps)
@@ -123,6 +126,17 @@ def frozen_config(config: Config, world_size: int) -> dict[str, Any]:
         "data_types": {"keep_in_fp32_modules": _FLOAT32_BUFFERS},
         "zero_optimization": {"stage": 3},
     }
+
+
+def fit_buckets(settings: dict[str, Any], parameters: Iterable[Any]) -> None:
+    """Under ZeRO-2, let the largest gradient fit into a bucket.
+
+    DeepSpeed 0.19.8 reduces a larger gradient in place on its second stream (`overlap_comm`), and learners that do not
+    own it free its memory meanwhile (`reduce_independent_p_g_buckets_and_remove_grads`).
+    """
+    zero = settings["zero_optimization"]
+    if zero["stage"] == 2:
+        zero["reduce_bucket_size"] = max(REDUCE_BUCKET_ELEMENTS, *(math.prod(full_shape(own)) for own in parameters))
 
 
 @contextmanager

@@ -7,14 +7,12 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from hpc_grpo.config import Config, resources
-from hpc_grpo.config.resources import budget_of, engines_per_node, expects_gpus, kv_cache_gib
+from hpc_grpo.config.resources import REDUCE_BUCKET_ELEMENTS, budget_of, engines_per_node, expects_gpus, kv_cache_gib
 from hpc_grpo.plan import memory
 from hpc_grpo.plan.memory import STATES, Hardware, MemoryBudget, Part, activations, nonzero, pinned_rounding_bytes
 from hpc_grpo.plan.model import Model, ModelShape
 from hpc_grpo.types import DTYPE_BYTES, GIB
 
-REDUCE_BUCKET_ELEMENTS = 500_000_000
-"""DeepSpeed's `reduce_bucket_size`: allocated in full, however small the model is."""
 SUB_GROUP_ELEMENTS = 1_000_000_000
 """DeepSpeed's `sub_group_size`: the number of parameters in one part of ZeRO-3's optimizer step."""
 MAX_LIVE_ELEMENTS = 1_000_000_000
@@ -142,19 +140,21 @@ def activation_parts(model: Model, config: Config, *, on_gpu: bool) -> list[Part
 def communication_part(model: Model, config: Config) -> Part:
     """Return DeepSpeed's buffers in a backward pass.
 
-    Stages 1 and 2: two buckets (`overlap_comm`), and the float32 copy of the bucket that is being reduced. Stage 3: one
-    float32 bucket, its copy, and the gathered weights. Stage 1 in bfloat16 without offload reduces in place.
+    Stages 1 and 2: two buckets (`overlap_comm`), and the float32 copy of the bucket that is being reduced. Under stage
+    2 a bucket takes the largest gradient. Stage 3: one float32 bucket, its copy, and the gathered weights. Stage 1 in
+    bfloat16 without offload reduces in place.
     """
     stage, b = config.train.zero_stage, DTYPE_BYTES[config.model.dtype]
     bucket, p, trained = REDUCE_BUCKET_ELEMENTS, model.num_parameters, policy_parameters(model, config)[0]
+    if stage == 2:
+        bucket = max(bucket, min(model.shape.largest_parameter, trained))
     if stage == 1 and b == 2 and config.train.offload_optimizer == "none":
         return Part("communication buffers", 0, "0")
     if stage == 3:
         total = 4 * bucket + 4 * min(bucket, trained) + b * min(MAX_LIVE_ELEMENTS, p)
         return Part("communication, gathered weights", total, "4 B + 4 min(B, P) + b min(10^9, P)")
     if stage == 2 and b == 2:
-        total = 2 * b * bucket + 4 * max(min(bucket, trained), min(model.shape.largest_parameter, trained))
-        return Part("communication buffers", total, "2 b B + 4 max(min(B, P), V d)")
+        return Part("communication buffers", 2 * b * bucket + 4 * min(bucket, trained), "2 b B + 4 min(B, P)")
     return Part("communication buffers", 8 * bucket, "8 B")
 
 

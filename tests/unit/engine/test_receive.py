@@ -184,9 +184,9 @@ def test_the_next_drivers_store_meets_the_buffer_on_the_gpu_that_is_there(monkey
 
     monkeypatch.setattr(receive, "open_store", open_store)
     for name in ("StagedOnGpu", "NodeGroup"):
-        monkeypatch.setattr(receive, name, lambda _: object())
+        monkeypatch.setattr(receive, name, lambda *_: object())
     receiver = WeightReceiver()
-    parallel, model = Module(rank=0), Module(enable_sleep_mode=False)
+    parallel, model = Module(rank=0, tensor_parallel_size=1), Module(enable_sleep_mode=False)
     receiver.vllm_config = Module(parallel_config=parallel, model_config=model)
     on_gpu = set()
     for key in (1, 1, 2):

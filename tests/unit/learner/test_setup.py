@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hpc_grpo.config import Config
-from hpc_grpo.learner.setup import ask_cuda_for_free_memory, deepspeed_config, frozen_config
+from hpc_grpo.learner.setup import ask_cuda_for_free_memory, deepspeed_config, fit_buckets, frozen_config
 from tests.support.configs import minimal_config
 
 
@@ -72,3 +72,12 @@ def test_free_memory_of_a_gpu_that_is_named_by_its_uuid(monkeypatch: pytest.Monk
         accelerator.available_memory()
     ask_cuda_for_free_memory(accelerator)
     assert accelerator.available_memory() == 5
+
+
+def test_the_largest_gradient_of_zero_2_fits_into_a_bucket() -> None:
+    """Otherwise DeepSpeed frees it while another stream still reduces it."""
+    head = torch.empty(152_064, 3584, device="meta")  # of Qwen2.5-7B
+    for stage, parameters, expected in ((2, [head], head.numel()), (2, [head[:10]], 500_000_000), (3, [head], None)):
+        settings = deepspeed_config(config("bfloat16", zero_stage=stage), 2)
+        fit_buckets(settings, parameters)
+        assert settings["zero_optimization"].get("reduce_bucket_size") == expected

@@ -117,8 +117,8 @@ def test_an_average_in_float32_and_a_teacher_are_counted_beside_the_reference(st
 def test_communication_by_hand() -> None:
     seven = family_model("7B")
     assert communication_part(seven, planned_config(train={"zero_stage": 1})).num_bytes == 0
-    # two bfloat16 buckets of 5e8, and the embedding's gradient in float32
-    assert communication_part(seven, planned_config(train={"zero_stage": 2})).num_bytes == 2e9 + 4 * 152_064 * 3584
+    # two bfloat16 buckets that take the embedding's gradient, and this gradient in float32
+    assert communication_part(seven, planned_config(train={"zero_stage": 2})).num_bytes == 8 * 152_064 * 3584
     # float32 bucket, its copy, 1e9 gathered weights
     assert communication_part(seven, planned_config(train={"zero_stage": 3})).num_bytes == 2e9 + 2e9 + 2e9
 
