@@ -37,7 +37,8 @@ class Controller:
         """Visit a VM in at most `visit_s`. Raises VisitError, after it wrote the reason into the VM's row."""
         known, machine = self._machines.get(vm.vm_id, (None, None))
         if machine is None or known != vm:  # the first visit, or the row has changed
-            await self._leave(vm)
+            if machine is not None:
+                await self._leave(vm, machine)
             machine = self._make_machine(vm)
             self._machines[vm.vm_id] = vm, machine
         try:
@@ -46,15 +47,15 @@ class Controller:
         except (VisitError, TimeoutError) as error:
             is_before_orders = isinstance(error, VisitError) and error.is_before_orders
             why = str(error) or f"no answer within {self.settings.visit_s:.0f} s"
-            await self._leave(vm)
+            await self._leave(vm, machine)
             await asyncio.to_thread(missed, self.db, vm.vm_id, why)
             raise VisitError(why, is_before_orders) from error
 
-    async def _leave(self, vm: Vm) -> None:
-        """Close the connection to a VM, if there is one."""
-        _, machine = self._machines.pop(vm.vm_id, (vm, None))
-        if machine is not None:
-            await machine.close()
+    async def _leave(self, vm: Vm, machine: Machine) -> None:
+        """Close the connection to a VM. Another visit may have made a new one meanwhile, which stays."""
+        if self._machines.get(vm.vm_id, (vm, None))[1] is machine:
+            del self._machines[vm.vm_id]
+        await machine.close()
 
     async def run(self, loops: Sequence[Callable[[], Awaitable[None]]], *, listens: bool) -> None:
         """Run the loops until a signal. Without a controller, jobs continue for the length of their lease.

@@ -288,12 +288,12 @@ def load_policy(
     language_model = _from_pretrained(folder, source, has_images=has_images, dtype=dtype, attn_implementation=attention)
     _check_model(language_model, config, source)
     # Ratios compare two passes over one sequence, and dropout would make these passes differ. Models have dropout as
-    # modules, or as numbers with various names (`attention_dropout`, `layerdrop`, a router's `moe_jitter_eps`).
+    # modules, or as numbers with various names (`attention_dropout`, `layerdrop`, a router's `jitter_noise`).
     for module in language_model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         for name, value in vars(module).items():
-            if ("drop" in name or "jitter" in name) and isinstance(value, float):
+            if ("drop" in name or name in ("jitter_noise", "moe_jitter_eps")) and isinstance(value, float):
                 setattr(module, name, 0.0)
     if use_gradient_checkpointing:
         language_model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -136,7 +136,7 @@ def fit_buckets(settings: dict[str, Any], parameters: Iterable[Any]) -> None:
     """
     zero = settings["zero_optimization"]
     if zero["stage"] == 2:
-        zero["reduce_bucket_size"] = max(REDUCE_BUCKET_ELEMENTS, *(math.prod(full_shape(own)) for own in parameters))
+        zero["reduce_bucket_size"] = max([REDUCE_BUCKET_ELEMENTS, *(math.prod(full_shape(own)) for own in parameters)])
 
 
 @contextmanager

@@ -143,7 +143,7 @@ class HostMemory:
     @contextmanager
     def reused(self) -> Iterator[None]:
         """Reuse the memory of the previous block's copies. At the end of the block all copies are complete."""
-        self._num_used, self._needed_again = 0, freed_bytes()
+        self._num_used, self._needed_again = 0, 0 if torch.cuda.is_available() else freed_bytes()
         yield
         del self._held[self._num_used :]
         if torch.cuda.is_available():
@@ -169,7 +169,7 @@ class HostMemory:
                 copies[key].copy_(value.detach(), non_blocking=True)
             return copies[key]
 
-        return tree_map(copied, state)
+        return tree_map(copied, state, is_leaf=lambda own: isinstance(own, torch.Size))
 
     def _next(self, tensor: Tensor) -> Tensor:
         """Return memory for `tensor`: that of the tensor at this position in the last checkpoint, or new memory."""

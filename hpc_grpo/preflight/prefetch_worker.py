@@ -167,7 +167,7 @@ def _verified(config: Config, item: Item) -> dict[str, Any]:
 
 
 def _verify_model(config: Config, item: Item) -> tuple[Path, list[Path]]:
-    folder = find_model(item.name)
+    folder = find_model(item.name, key=item.key)
     if item.key == "model.path":
         loaded = tokenizer.load_tokenizer(config)
         tokenizer.check_context_length(config)

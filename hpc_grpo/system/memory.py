@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,8 +44,9 @@ def host_memory(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/f
 
 def freed_bytes() -> int:
     """Return how much less memory this process has now than at its peak."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return max(0, peak - psutil.Process().memory_info().rss)
+    lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
+    kib = {words[0]: int(words[1]) for words in lines if words[0] in ("VmHWM:", "VmRSS:")}
+    return 1024 * max(0, kib["VmHWM:"] - kib["VmRSS:"])
 
 
 def _memory_cgroups(own: Path, root: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:

@@ -98,16 +98,14 @@ def refuse_wrong_experts(settings: Mapping[str, Any], path: str, config: Config)
                     f"= {path} is {kind}. Set train.{key}={off}, or use one of these models."
                 )
         return
-    names = (
-        ("intermediate_size", "num_local_experts") if kind == "mixtral" else ("moe_intermediate_size", "num_experts")
-    )
-    channels, most = settings.get(names[0], 0), settings.get(names[1]) or 1
-    degree = config.engine.tensor_parallel
+    name, degree = "intermediate_size" if kind == "mixtral" else "moe_intermediate_size", config.engine.tensor_parallel
+    channels = settings.get(name, 0)
+    most = settings.get("num_local_experts") or settings.get("num_experts") or degree
     if config.needs.rollouts and (channels % degree or degree > most):
         fitting = [str(each) for each in range(1, min(degree, most + 1)) if channels % each == 0]
         raise ConfigError(
-            f"engine.tensor_parallel = {degree} must divide {names[0]} = {channels} and be at most {names[1]} = {most} "
-            f"of model.path = {path}. Set it to {', '.join(fitting)}."
+            f"engine.tensor_parallel = {degree} must divide {name} = {channels} and be at most the number of experts, "
+            f"{most}, of model.path = {path}. Set it to {', '.join(fitting)}."
         )
 
 

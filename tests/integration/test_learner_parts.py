@@ -71,12 +71,11 @@ class Baseline(LearnerPart):
         ]
         return lowered, {"baseline/steps": Mean(self.steps, 1)}
 
-    def save(self, folder: Path, files: Any) -> list[Path]:
-        (folder / "baseline.txt").write_text(str(self.steps))
-        return [folder / "baseline.txt"]
+    def save(self, folder: Path, files: Any) -> None:
+        files.save({"steps": self.steps}, folder / "baseline.pt")
 
     def load(self, folder: Path, files: Any) -> None:
-        self.steps = float((folder / "baseline.txt").read_text())
+        self.steps = files.load(str(folder / "baseline.pt"))["steps"]
 
     def _lowered(self, sequence: Any) -> Any:
         return replace(sequence, advantages=sequence.advantages - np.float32(self.steps) * sequence.loss_mask)

