@@ -54,6 +54,9 @@ class Grader:
         """Return the usage since the last call: the grader's own, and each reward worker's."""
         return METER.read(with_children=False), self._pool.usage()
 
+    def close(self) -> None:
+        self._pool.close()
+
     async def grade(self, samples: GroupSamples, prompt: Prompt, with_texts: bool) -> GroupGrades:
         """Grade one group. `with_texts` keeps the decoded completions.
 

@@ -177,4 +177,4 @@ def test_a_grader_that_is_asked_writes_its_stacks(
         assert "test_a_grader_that_is_asked" in stacks.read_text()
     finally:
         faulthandler.unregister(STACKS_SIGNAL)
-        grader._pool.close()
+        grader.close()
