@@ -127,7 +127,7 @@ def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False)
         options["gpu_memory_utilization"] = engine.gpu_memory_utilization
     else:
         options["kv_cache_memory_bytes"] = int(kv_gib * GIB)
-        if on_gpu:  # vLLM refuses to start where less of the GPU is free, by default 92%
+        if on_gpu:  # by default vLLM starts only where 92% of the GPU is free
             options["gpu_memory_utilization"] = 0.01
     return options
 

@@ -143,7 +143,8 @@ class HostMemory:
     @contextmanager
     def reused(self) -> Iterator[None]:
         """Reuse the memory of the previous block's copies. At the end of the block all copies are complete."""
-        self._num_used, self._needed_again = 0, 0 if torch.cuda.is_available() else freed_bytes()
+        self._num_used = 0
+        self._needed_again = 0 if torch.cuda.is_available() else freed_bytes()
         yield
         del self._held[self._num_used :]
         if torch.cuda.is_available():

@@ -34,7 +34,8 @@ def test_a_float32_learner_has_exactly_these_settings(stage: int) -> None:
 def test_a_bfloat16_learner_sums_gradients_in_float32() -> None:
     settings = deepspeed_config(config("bfloat16"), 2)
     assert settings["bf16"] == {"enabled": True}
-    assert settings["data_types"]["grad_accum_dtype"] == "fp32"
+    in_float32 = ["inv_freq", "e_score_correction_bias"]
+    assert settings["data_types"] == {"grad_accum_dtype": "fp32", "keep_in_fp32_modules": in_float32}
     assert settings["communication_data_type"] == "fp32"
 
 
