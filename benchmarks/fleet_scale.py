@@ -21,11 +21,10 @@ from common import load_average, print_table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from hpc_grpo.fleet.controller import Controller
-from hpc_grpo.fleet.db import Database
+from hpc_grpo.fleet.db import Database, jobs
 from hpc_grpo.fleet.dispatch import Dispatcher, place_jobs
 from hpc_grpo.fleet.messages import AttemptKey, Orders, Outcome
 from hpc_grpo.fleet.poll import Poller, Requeuer
-from hpc_grpo.fleet.schema import jobs
 from hpc_grpo.fleet.settings import Fleet, FleetSettings
 from hpc_grpo.fleet.states import Ending, JobState
 from tests.support.simulated_vms import SimulatedVm, add_vms

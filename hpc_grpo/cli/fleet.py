@@ -20,12 +20,11 @@ try:
 
     from hpc_grpo.fleet.claims import cancel as cancel_job
     from hpc_grpo.fleet.claims import queue_again
-    from hpc_grpo.fleet.controller import Controller
+    from hpc_grpo.fleet.controller import Controller, JobLogs
     from hpc_grpo.fleet.db import open_folder
     from hpc_grpo.fleet.dispatch import Dispatcher
     from hpc_grpo.fleet.doorbell import announce
     from hpc_grpo.fleet.jobs import count_jobs, find_job, job_attempts, list_jobs, submit_job
-    from hpc_grpo.fleet.logs import JobLogs
     from hpc_grpo.fleet.machine import fetch_host_key, pinned
     from hpc_grpo.fleet.poll import Poller, Requeuer
     from hpc_grpo.fleet.settings import SETTINGS, fleet_folder, open_fleet, template

@@ -46,7 +46,7 @@ def serve(target: str, sets: tuple[str, ...], host: str, port: int, folder: Any,
 
 
 async def _serve(config: Config, host: str, port: int) -> None:
-    from hpc_grpo.data.order import sampling_seed
+    from hpc_grpo.data.stream import sampling_seed
     from hpc_grpo.data.templates import prompt_style
     from hpc_grpo.data.tokenizer import load_tokenizer, stop_token_ids
     from hpc_grpo.engine.vllm import engine_environment

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpc_grpo.config import CurriculumConfig
-from hpc_grpo.data.order import Place
-from hpc_grpo.data.stream import Part, PromptStream
+from hpc_grpo.data.stream import Part, Place, PromptStream
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.system.readable import finite_or_none
 from hpc_grpo.types import GroupGrades

@@ -35,8 +35,7 @@ from hpc_grpo.metrics.timing import BETWEEN, StepTimer
 from hpc_grpo.run.checkpoint import newest_step
 from hpc_grpo.run.compiled import save_behind
 from hpc_grpo.run.files import space_awaited_while, write_atomic
-from hpc_grpo.run.frozen_config import read_config
-from hpc_grpo.run.inputs import take_inputs
+from hpc_grpo.run.frozen_config import read_config, take_inputs
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_state
 from hpc_grpo.run.pulse import PULSE, patience_of_driver

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hpc_grpo.algorithms.tasks import algorithm_of
 from hpc_grpo.config import Config
-from hpc_grpo.data.order import sampling_seed
+from hpc_grpo.data.stream import sampling_seed
 from hpc_grpo.errors import HpcGrpoError, PromptError, RewardError
 from hpc_grpo.types import GroupGrades, GroupRequest, Prompt, SamplingSpec
 

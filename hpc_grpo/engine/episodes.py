@@ -32,7 +32,7 @@ import numpy as np
 from hpc_grpo.config import Config
 from hpc_grpo.config.rollout import EnvironmentConfig
 from hpc_grpo.data.images import with_opened_images
-from hpc_grpo.data.order import sampling_seed
+from hpc_grpo.data.stream import sampling_seed
 from hpc_grpo.data.templates import ChatTemplateError, PromptTemplate, Tokenizer, prompt_style
 from hpc_grpo.engine.endpoint import Ask, Chats, Endpoint
 from hpc_grpo.episodes.dialogue import Dialogue

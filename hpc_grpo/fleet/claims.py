@@ -13,9 +13,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from hpc_grpo.fleet.db import Database
+from hpc_grpo.fleet.db import Database, attempts, gpus, jobs, vms
 from hpc_grpo.fleet.messages import ORDERS_S, AttemptKey, GpuSeen
-from hpc_grpo.fleet.schema import attempts, gpus, jobs, vms
 from hpc_grpo.fleet.settings import FleetSettings
 from hpc_grpo.fleet.states import Ending, JobState, Verdict, VmState, judge
 from hpc_grpo.system.readable import printable

@@ -1,17 +1,18 @@
-"""What the loops share: the database, the machines and the bell, and the retry while the database is away."""
+"""What the loops share: the database, machines, bell and logs, and the retry while the database is away."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
 from hpc_grpo.fleet.db import Database, DatabaseAwayError
 from hpc_grpo.fleet.doorbell import Bell
-from hpc_grpo.fleet.logs import JobLogs
 from hpc_grpo.fleet.machine import Decide, LocalMachine, Machine, SshMachine, VisitError, Vm
-from hpc_grpo.fleet.messages import Outcome, Request
+from hpc_grpo.fleet.messages import AttemptKey, AttemptSeen, Outcome, Request, file_name
 from hpc_grpo.fleet.observe import missed
 from hpc_grpo.fleet.settings import Fleet
 from hpc_grpo.system.say import say
@@ -99,3 +100,39 @@ async def _run_again(loop: Callable[[], Awaitable[None]]) -> None:
                 say(f"{error} Jobs continue; the controller waits for the database.")
             await asyncio.sleep(_AGAIN_S[min(tries, len(_AGAIN_S) - 1)])
             tries += 1
+
+
+class JobLogs:
+    """The jobs' logs in the controller's folder: logs/JOB/ATTEMPT.log, and logs/JOB.log for the newest attempt.
+
+    Writes log pieces from visits, each at its offset: writing a piece twice changes nothing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def path(self, job_id: str, attempt: int | None = None) -> Path:
+        """Return the path of an attempt's log; by default, of the newest attempt with a log."""
+        name = file_name(job_id)
+        return self._folder / f"{name}.log" if attempt is None else self._folder / name / f"{attempt}.log"
+
+    def size(self, key: AttemptKey) -> int:
+        path = self.path(*key)
+        return path.stat().st_size if path.exists() else 0
+
+    def add(self, seen: AttemptSeen, offset: int) -> bool:
+        """Write a piece of a log that begins at `offset`. Return whether the controller now has all of the VM's log."""
+        path = self.path(*seen.key)
+        if seen.log:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+                file.seek(offset)
+                file.write(seen.log)
+            link = self.path(seen.key.job_id)
+            # An older attempt's log may come after a newer one's.
+            if offset == 0 and not (link.is_symlink() and int(link.readlink().stem) > seen.key.attempt):
+                beside = link.with_name(f".{link.name}.{os.getpid()}")
+                beside.unlink(missing_ok=True)
+                beside.symlink_to(path.relative_to(self._folder))
+                beside.replace(link)
+        return self.size(seen.key) >= seen.log_size

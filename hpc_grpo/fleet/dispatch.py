@@ -13,10 +13,9 @@ import sqlalchemy as sa
 from hpc_grpo.errors import EXIT_CONFIG, EXIT_UNAVAILABLE, ConfigError
 from hpc_grpo.fleet.claims import Placement, claim, confirm, end_attempts, mark_started
 from hpc_grpo.fleet.controller import Controller
-from hpc_grpo.fleet.db import Database, DatabaseAwayError
+from hpc_grpo.fleet.db import HAS_ROOM, Database, DatabaseAwayError, gpus, jobs, vms
 from hpc_grpo.fleet.machine import VisitError, Vm
 from hpc_grpo.fleet.messages import AttemptKey, Observation, Orders, Outcome, Request
-from hpc_grpo.fleet.schema import HAS_ROOM, gpus, jobs, vms
 from hpc_grpo.fleet.spec import make_spec
 from hpc_grpo.fleet.states import Ending, JobState
 from hpc_grpo.system.say import say

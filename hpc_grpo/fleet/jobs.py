@@ -10,8 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from hpc_grpo.errors import ConfigError, nearest
-from hpc_grpo.fleet.db import Database
-from hpc_grpo.fleet.schema import HAS_ROOM, IS_FREE, attempts, gpus, jobs, vm_name, vms
+from hpc_grpo.fleet.db import HAS_ROOM, IS_FREE, Database, attempts, gpus, jobs, vm_name, vms
 from hpc_grpo.fleet.settings import FleetSettings
 from hpc_grpo.fleet.spec import make_spec, secrets_of
 from hpc_grpo.fleet.states import JobState

@@ -8,10 +8,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from hpc_grpo.fleet.claims import end_attempt, is_foreign, is_of, mark_started
-from hpc_grpo.fleet.db import Database
+from hpc_grpo.fleet.db import Database, attempts, gpus, jobs, vms
 from hpc_grpo.fleet.machine import Vm
 from hpc_grpo.fleet.messages import AttemptKey, Observation, Orders
-from hpc_grpo.fleet.schema import attempts, gpus, jobs, vms
 from hpc_grpo.fleet.settings import FleetSettings
 from hpc_grpo.fleet.states import Ending, JobState, VmState
 from hpc_grpo.system.readable import printable

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from hpc_grpo.fleet.controller import Controller
-from hpc_grpo.fleet.db import Database, DatabaseAwayError
+from hpc_grpo.fleet.db import Database, DatabaseAwayError, jobs
 from hpc_grpo.fleet.machine import VisitError, Vm
 from hpc_grpo.fleet.messages import AttemptKey, AttemptSeen, Observation, Orders, Request
 from hpc_grpo.fleet.observe import attempts_of, end_revoked, lose, record, take_due
-from hpc_grpo.fleet.schema import jobs
 from hpc_grpo.fleet.states import JobState
 from hpc_grpo.system.say import say
 

@@ -7,8 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from hpc_grpo.errors import ConfigError, nearest
-from hpc_grpo.fleet.db import Database
-from hpc_grpo.fleet.schema import gpus, jobs, vm_name, vms
+from hpc_grpo.fleet.db import Database, gpus, jobs, vm_name, vms
 from hpc_grpo.fleet.states import JobState
 
 

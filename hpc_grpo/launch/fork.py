@@ -17,8 +17,7 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.freeze import is_listed, may_change, new_source, refuse_secrets, working_dir
 from hpc_grpo.run.checkpoint import valid_checkpoints
 from hpc_grpo.run.files import fsync, read_jsonl, staging_path, write_atomic
-from hpc_grpo.run.frozen_config import differences, read_config, write_config
-from hpc_grpo.run.inputs import inherit_inputs
+from hpc_grpo.run.frozen_config import differences, inherit_inputs, read_config, write_config
 from hpc_grpo.run.paths import RunDir
 
 _POSITION = "the checkpoint holds a position in the data"

@@ -20,8 +20,7 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.chain import read_chain
 from hpc_grpo.run.checkpoint import find_checkpoint, has_trained
 from hpc_grpo.run.files import read_record, write_record
-from hpc_grpo.run.frozen_config import differences, read_config, rewrite_config, write_config
-from hpc_grpo.run.inputs import accept_changes
+from hpc_grpo.run.frozen_config import accept_changes, differences, read_config, rewrite_config, write_config
 from hpc_grpo.run.paths import RunDir, is_sweep
 from hpc_grpo.run.source import (
     PACKAGE,

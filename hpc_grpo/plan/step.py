@@ -10,8 +10,8 @@ from pathlib import Path
 from hpc_grpo.config import Config, SourceConfig
 from hpc_grpo.config.resources import KEYS_OF_A_TOKEN, budget_of, engines_per_node
 from hpc_grpo.data.encoder import held_out_below, prompt_hashes
-from hpc_grpo.data.order import places_per_epoch
 from hpc_grpo.data.sources import read_items
+from hpc_grpo.data.stream import places_per_epoch
 from hpc_grpo.driver.schedule import train_length
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.plan.fit import Plan

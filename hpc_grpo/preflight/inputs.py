@@ -51,7 +51,7 @@ from hpc_grpo.preflight.user_code import is_importable, signature_in, wrong_func
 from hpc_grpo.registry import names_function
 from hpc_grpo.rewards import Group
 from hpc_grpo.run.adapter import refuse_wrong_lora
-from hpc_grpo.run.inputs import read_inputs, refuse_changed
+from hpc_grpo.run.frozen_config import read_inputs, refuse_changed
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system import hugging_face
 from hpc_grpo.system.readable import counted

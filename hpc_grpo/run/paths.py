@@ -40,7 +40,7 @@ class RunDir:
     config = _Inside("config.yaml")
     source = _Inside("source.json")
     source_dir = _Inside("source")  # run/source.py
-    inputs = _Inside("inputs.json")  # run/inputs.py
+    inputs = _Inside("inputs.json")  # run/frozen_config.py
     state = _Inside("state.json")
     metrics = _Inside("metrics.jsonl")
     ledger = _Inside("ledger.jsonl")  # run/ledger.py

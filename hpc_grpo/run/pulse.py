@@ -18,7 +18,9 @@ import math
 import mmap
 import os
 import struct
-from collections.abc import Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,10 +28,12 @@ from typing import TYPE_CHECKING
 
 from hpc_grpo.run.contract import PULSE_VARIABLE, SHM_DIR_VARIABLE
 from hpc_grpo.system.processes import start_time
-from hpc_grpo.system.waking_clock import WakingClock
 
 if TYPE_CHECKING:
     from hpc_grpo.config import Config
+
+LOOK_S = 5.0
+"""Default interval between two reads of a `WakingClock` by its thread."""
 
 PULSES_NAME = "pulses"
 """The folder of the actors' pulses, inside the node's shared memory of the run."""
@@ -108,6 +112,36 @@ def patience_of_actor(config: Config) -> Patience:
     deadlines, repeats = config.deadlines, frozenset(["train", "sampling", "grading"])
     extra_s = {"grading": _longest_reward_s(config)}
     return Patience(deadlines.silent_s, deadlines.start_s, repeats, extra_s=extra_s)
+
+
+class WakingClock:
+    """A clock that stops while no thread reads it: in a process stopped by SIGSTOP, a suspended job or machine.
+
+    Counts time, at most `most_s` between two reads. One idle thread reads it regularly; any thread may read.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, most_s: float = 2 * LOOK_S) -> None:
+        self._clock, self._most_s = clock, most_s
+        self._counted = (0.0, clock())
+
+    def read(self) -> float:
+        """Return the seconds counted so far."""
+        counted_s, looked_at = self._counted
+        return counted_s + min(self._clock() - looked_at, self._most_s)
+
+    def look(self) -> float:
+        self._counted = (self.read(), self._clock())
+        return self._counted[0]
+
+    def keep_looking(self, every_s: float = LOOK_S) -> None:
+        """Read the clock in a thread until this process ends."""
+
+        def keep_on() -> None:
+            while True:
+                time.sleep(every_s)
+                self.look()
+
+        threading.Thread(target=keep_on, name="waking-clock", daemon=True).start()
 
 
 def _longest_reward_s(config: Config) -> float:

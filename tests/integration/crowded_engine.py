@@ -20,7 +20,7 @@ from unittest.mock import MagicMock
 import numpy as np
 
 from hpc_grpo.config import Config, load_config
-from hpc_grpo.data.order import sampling_seed
+from hpc_grpo.data.stream import sampling_seed
 from hpc_grpo.engine.sampler import Sampler
 from hpc_grpo.engine.vllm import engine_options
 from hpc_grpo.template.environment import prepare

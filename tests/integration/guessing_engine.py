@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hpc_grpo.config import Config, load_config
-from hpc_grpo.data.order import sampling_seed
+from hpc_grpo.data.stream import sampling_seed
 from hpc_grpo.engine.sampler import Sampler
 from hpc_grpo.types import GroupRequest, SamplingSpec
 from tests.integration.crowded_engine import Answered, sample, start_engine, tokens_of

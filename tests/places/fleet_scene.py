@@ -26,7 +26,7 @@ _TABLES = """
 import json, sys
 import sqlalchemy as sa
 from hpc_grpo.fleet.db import Database
-from hpc_grpo.fleet.schema import metadata
+from hpc_grpo.fleet.db import metadata
 from hpc_grpo.fleet.settings import open_fleet
 with Database(open_fleet(None).database_url).read() as connection:
     rows = {t.name: [dict(r) for r in connection.execute(sa.select(t)).mappings()] for t in metadata.sorted_tables}

@@ -12,11 +12,10 @@ import pytest
 import sqlalchemy as sa
 
 from hpc_grpo.fleet.controller import Controller
-from hpc_grpo.fleet.db import Database
+from hpc_grpo.fleet.db import Database, jobs
 from hpc_grpo.fleet.dispatch import Dispatcher
 from hpc_grpo.fleet.doorbell import Bell, announce
 from hpc_grpo.fleet.observe import record
-from hpc_grpo.fleet.schema import jobs
 from hpc_grpo.fleet.settings import Fleet, FleetSettings
 from tests.support.simulated_vms import SimulatedVm, add_jobs, add_vms
 

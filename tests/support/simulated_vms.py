@@ -10,10 +10,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from hpc_grpo.fleet.db import Database
+from hpc_grpo.fleet.db import Database, jobs, vms
 from hpc_grpo.fleet.machine import Decide, VisitError, Vm
 from hpc_grpo.fleet.messages import AttemptKey, AttemptSeen, GpuSeen, Observation, Orders, Outcome, Request
-from hpc_grpo.fleet.schema import jobs, vms
 from hpc_grpo.fleet.states import Ending
 
 

@@ -30,12 +30,11 @@ from hpc_grpo.launch.agent.stage import ATTEMPT_NAME, make_copies, take_run
 from hpc_grpo.launch.agent.watch import Late, Watch, ask_for_stacks, kill, watched_on_node
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.launch.place.container import labels_of
-from hpc_grpo.run.pulse import PULSES_NAME
+from hpc_grpo.run.pulse import LOOK_S, PULSES_NAME
 from hpc_grpo.system.process_tree import descendants, end_processes, reap_adopted
 from hpc_grpo.system.processes import adopt_orphans, hold_on, write_no_core_dumps
 from hpc_grpo.system.say import not_worth_the_run, say
 from hpc_grpo.system.signals import end_signals
-from hpc_grpo.system.waking_clock import LOOK_S
 
 _POLL_S = 0.25
 _MAX_RAY_STARTS = 3

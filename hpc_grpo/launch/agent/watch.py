@@ -14,11 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_grpo.run.pulse import PULSES_NAME, Beat, read_pulse
+from hpc_grpo.run.pulse import PULSES_NAME, Beat, WakingClock, read_pulse
 from hpc_grpo.run.stacks import STACKS_SIGNAL
 from hpc_grpo.system.process_tree import descendants, signal_all
 from hpc_grpo.system.processes import catches, hold_on, start_time
-from hpc_grpo.system.waking_clock import WakingClock
 
 _NO_BEAT = Beat()
 WAKING_S = 0.2

@@ -20,8 +20,8 @@ from hpc_grpo.launch.agent.protocol import ALIVE, NodeReport, NodeSpec, report_f
 from hpc_grpo.launch.place.base import AGENT_ENDED, Place
 from hpc_grpo.launch.supervisor.transitions import Loss
 from hpc_grpo.run.files import when_there_is_space
+from hpc_grpo.run.pulse import WakingClock
 from hpc_grpo.run.source import command_anywhere, own_command
-from hpc_grpo.system.waking_clock import WakingClock
 
 HEARTBEAT_S = 5.0
 SILENT_AGENT_S = 60.0

@@ -10,8 +10,7 @@ import pytest
 
 from hpc_grpo.config import CurriculumConfig, SourceConfig
 from hpc_grpo.data.curriculum import Curriculum, difficulty_ranks
-from hpc_grpo.data.order import Place
-from hpc_grpo.data.stream import PromptStream
+from hpc_grpo.data.stream import Place, PromptStream
 from hpc_grpo.errors import ConfigError
 from tests.support.sequences import graded
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_grpo.config import SourceConfig
-from hpc_grpo.data.order import MixOrder, Place, epoch_permutation, places_per_epoch, sampling_seed
+from hpc_grpo.data.stream import MixOrder, Place, epoch_permutation, places_per_epoch, sampling_seed
 
 SOURCES = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 20)), min_size=1, max_size=4)
 SEEDS = st.integers(0, 2**40)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_grpo.demo.summary import gains, largest_mismatch, next_commands, phases
+from hpc_grpo.demo.run import gains, largest_mismatch, next_commands, phases
 from tests.support.command import command_of
 
 METRICS = {

@@ -25,8 +25,7 @@ from hpc_grpo.run.attempt import AttemptRecord, read_attempts
 from hpc_grpo.run.chain import ChainRecord, read_chain, write_chain
 from hpc_grpo.run.checkpoint import Checkpoint, Manifest, hash_files, write_manifest
 from hpc_grpo.run.files import write_record
-from hpc_grpo.run.frozen_config import read_config
-from hpc_grpo.run.inputs import take_inputs
+from hpc_grpo.run.frozen_config import read_config, take_inputs
 from hpc_grpo.run.ledger import Ledger, check_ledger
 from hpc_grpo.run.lock import LockOwner, RunLock
 from hpc_grpo.run.paths import RunDir

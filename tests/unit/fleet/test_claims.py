@@ -21,13 +21,12 @@ from hpc_grpo.fleet.claims import (
     mark_started,
     queue_again,
 )
-from hpc_grpo.fleet.db import Database
+from hpc_grpo.fleet.db import Database, attempts, gpus, jobs, metadata
 from hpc_grpo.fleet.dispatch import claim_each, place_jobs
 from hpc_grpo.fleet.jobs import find_job, job_attempts
 from hpc_grpo.fleet.messages import AttemptKey, GpuSeen, Orders
 from hpc_grpo.fleet.observe import record
 from hpc_grpo.fleet.poll import queue_due
-from hpc_grpo.fleet.schema import attempts, gpus, jobs, metadata
 from hpc_grpo.fleet.settings import FleetSettings
 from hpc_grpo.fleet.states import Ending, JobState
 from hpc_grpo.fleet.vms import list_vms

@@ -8,8 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.fleet.db import Database, DatabaseAwayError
-from hpc_grpo.fleet.schema import gpus, jobs, vms
+from hpc_grpo.fleet.db import Database, DatabaseAwayError, gpus, jobs, vms
 from hpc_grpo.fleet.settings import DATABASE_VARIABLE, SETTINGS, Fleet, open_fleet, template
 
 

@@ -16,12 +16,11 @@ import sqlalchemy as sa
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.fleet.controller import Controller
-from hpc_grpo.fleet.db import Database
+from hpc_grpo.fleet.db import Database, jobs, vms
 from hpc_grpo.fleet.jobs import find_job
 from hpc_grpo.fleet.machine import Decide, converse
 from hpc_grpo.fleet.messages import Outcome, Request
 from hpc_grpo.fleet.poll import Poller
-from hpc_grpo.fleet.schema import jobs, vms
 from hpc_grpo.fleet.settings import Fleet, FleetSettings, open_fleet
 from hpc_grpo.run.owner import SHARED_VARIABLE
 from tests.support.command import call

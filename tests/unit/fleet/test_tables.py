@@ -11,10 +11,9 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from hpc_grpo.cli.fleet import fleet
-from hpc_grpo.fleet.db import Database
-from hpc_grpo.fleet.logs import JobLogs
+from hpc_grpo.fleet.controller import JobLogs
+from hpc_grpo.fleet.db import Database, jobs
 from hpc_grpo.fleet.messages import AttemptKey, AttemptSeen
-from hpc_grpo.fleet.schema import jobs
 from hpc_grpo.fleet.tables import picture
 from tests.support.simulated_vms import add_jobs
 

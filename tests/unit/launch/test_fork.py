@@ -16,8 +16,7 @@ from hpc_grpo.launch.freeze import freeze
 from hpc_grpo.report.page import run_data
 from hpc_grpo.run.checkpoint import Manifest, hash_files, prune_checkpoints, valid_checkpoints, write_manifest
 from hpc_grpo.run.files import read_jsonl
-from hpc_grpo.run.frozen_config import differences, read_config, write_config
-from hpc_grpo.run.inputs import read_inputs, take_inputs
+from hpc_grpo.run.frozen_config import differences, read_config, read_inputs, take_inputs, write_config
 from hpc_grpo.run.ledger import check_ledger
 from hpc_grpo.run.paths import CELLS, RunDir
 from hpc_grpo.run.progress import MetricColumns, read_metrics

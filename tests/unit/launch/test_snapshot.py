@@ -15,7 +15,7 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch import freeze as freeze_module
 from hpc_grpo.launch.freeze import freeze, git_state
 from hpc_grpo.run import frozen_config, source
-from hpc_grpo.run.inputs import read_inputs
+from hpc_grpo.run.frozen_config import read_inputs
 from hpc_grpo.run.paths import RunDir
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.run.inputs import accept_changes, read_inputs, refuse_changed, take_inputs
+from hpc_grpo.run.frozen_config import accept_changes, read_inputs, refuse_changed, take_inputs
 from hpc_grpo.run.paths import RunDir
 
 BEGUN = {"data.train.path": {"train.jsonl": "7 bytes"}, "model.path": {"tokenizer.json": "8 bytes"}}

@@ -15,12 +15,12 @@ from hpc_grpo.run.pulse import (
     Beat,
     Patience,
     Pulse,
+    WakingClock,
     patience_of_actor,
     patience_of_driver,
     read_pulse,
 )
 from hpc_grpo.system.processes import start_time
-from hpc_grpo.system.waking_clock import WakingClock
 from tests.support.configs import minimal_config
 
 PATIENCE = Patience(least_s=60.0, other_s=1800.0, repeats=frozenset(["train"]), deadlines_s={"train": 3600.0})

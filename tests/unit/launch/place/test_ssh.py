@@ -11,8 +11,7 @@ import pytest
 
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import ConfigError, NodesUnavailableError
-from hpc_grpo.launch.place.local import LocalPlace
-from hpc_grpo.launch.place.ssh import SshPlace
+from hpc_grpo.launch.place.local import LocalPlace, SshPlace
 from hpc_grpo.run.lock import LockOwner
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.processes import start_time

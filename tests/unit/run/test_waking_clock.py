@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from hpc_grpo.system.waking_clock import WakingClock
+from hpc_grpo.run.pulse import WakingClock
 
 
 class Clock:
@@ -30,7 +30,7 @@ def test_of_a_long_absence_only_so_much_counts() -> None:
 @pytest.mark.parametrize("stopped_s", [0.0, 1.0])
 def test_the_time_in_which_a_process_is_stopped_does_not_count(stopped_s: float) -> None:
     program = (
-        "import time; from hpc_grpo.system.waking_clock import WakingClock\n"
+        "import time; from hpc_grpo.run.pulse import WakingClock\n"
         "begun, clock = time.monotonic(), WakingClock(most_s=0.25); clock.keep_looking(every_s=0.05)\n"
         "print('up', flush=True); input()\n"
         "time.sleep(0.2); counted_s = clock.read(); print(time.monotonic() - begun, counted_s)"
