@@ -54,7 +54,8 @@ def replay(run_name: str, overrides: tuple[str, ...], step: int, as_json: bool) 
     Needs checkpoint.keep_batches in the run. KEY=VALUE changes keys for this step. Another loss, such as
     loss.name=dapo, gets its defaults; loss.kl, loss.entropy_coef and loss.proximal stay. The run does not change.
     """
-    run, config, changed = _prepared(run_name, overrides)
+    run = find_run(run_name)
+    config, changed = _prepared(run, overrides)
     with redirect_stdout(sys.stderr):  # libraries print to stdout when they are imported or start
         result = train_again(run, step, config, changed)
     if as_json:
@@ -107,7 +108,7 @@ def export(
     folder = _export_there(run, step, merged=merged) if hands_over else None
     if folder is None:
         output = output and output.absolute()
-        _, _, config = _prepared(run_name, overrides)
+        _, config = _prepared(run, overrides)
         with redirect_stdout(sys.stderr):
             folder = export_checkpoint(run, step, config, merged=merged)
     number = int(folder.name.removeprefix("step_"))
@@ -133,13 +134,12 @@ def _export_there(run: RunDir, step: int | None, *, merged: bool) -> Path | None
     return folder if is_merged == merged else None
 
 
-def _prepared(run_name: str, overrides: Sequence[str]) -> tuple[RunDir, Config, Config]:
-    """Return the run, its config, and the config with `overrides`. Raises ConfigError for keys without effect here.
+def _prepared(run: RunDir, overrides: Sequence[str]) -> tuple[Config, Config]:
+    """Return the run's config without and with `overrides`. Raises ConfigError for keys without effect here.
 
     Sets a learner's environment variables, which change numbers: call this before torch is imported. Changes to the
     folder where the run was started, if that folder exists: relative paths in the config start there.
     """
-    run = find_run(run_name)
     # The one learner here computes complete rows, also if several learners shared each row.
     config = with_overrides(read_config(run), ["train.sequence_parallel=1"])
     for key, _, _ in (override.partition("=") for override in overrides):
@@ -157,7 +157,7 @@ def _prepared(run_name: str, overrides: Sequence[str]) -> tuple[RunDir, Config, 
     if (started_in := working_dir(run)).is_dir():
         os.chdir(started_in)
     os.environ.update(learner_environment(changed, os.environ, on_gpu=uses_cuda(changed)))
-    return run, config, changed
+    return config, changed
 
 
 def _as_in_papers(config: Config, overrides: Sequence[str]) -> list[str]:

@@ -10,6 +10,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,6 +147,7 @@ class LearnerActor:
 
     def open_weight_store(self, spec: StoreSpec, *, writes: bool) -> Path | None:
         """Prepare to publish. With `writes`, create the node's store and return its folder; otherwise return None."""
+        from hpc_grpo.learner.model import gathered
         from hpc_grpo.learner.publish import WeightPublisher
         from hpc_grpo.weights.cuda import open_store
         from hpc_grpo.weights.node_group import RENDEZVOUS
@@ -156,7 +158,7 @@ class LearnerActor:
             # Remove the file of an earlier driver: its addresses would be mistaken for this group's.
             (folder / RENDEZVOUS).unlink(missing_ok=True)
             store = open_store(folder, spec, create=True)
-        self._publisher = WeightPublisher(spec.layout, self._learner.gathered, store)
+        self._publisher = WeightPublisher(spec.layout, partial(gathered, self._learner.model), store)
         return folder
 
     def join_weight_group(self, membership: GroupMembership) -> None:

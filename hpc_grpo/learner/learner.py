@@ -1,7 +1,7 @@
 """The learner: turns sequences with advantages into optimizer steps.
 
 Runs in    the learner's process, one per rank. Training is a collective: all ranks must be called.
-Takes      this rank's `Minibatch`es of a step; produces typed metrics, and new weights (`gathered`).
+Takes      this rank's `Minibatch`es of a step; produces typed metrics, and new weights.
 Waits for  the other ranks, in every microbatch under ZeRO-2 and ZeRO-3. A dead rank fails them after a timeout.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,7 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.critic import Critic
 from hpc_grpo.learner.group import init_process_group, of_all_ranks
 from hpc_grpo.learner.lora import BaseReference, Lora
-from hpc_grpo.learner.model import PolicyModel, check_packing, gathered, parameter_specs, score
+from hpc_grpo.learner.model import PolicyModel, check_packing, parameter_specs, score
 from hpc_grpo.learner.optimizer_step import optimizer_step
 from hpc_grpo.learner.packing import PackedBatch, pack, pack_equalised
 from hpc_grpo.learner.parts import LearnerPart, Reference, Teacher
@@ -157,9 +156,6 @@ class Learner:
     def parameter_specs(self) -> list[ParameterSpec]:
         """List the parameters of a publish: all, or the adapter's."""
         return parameter_specs(self.model, self.config.model.dtype, of_adapter=self.config.publishes_adapter)
-
-    def gathered(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
-        return gathered(self.model, names)
 
     def _proximal_logprobs(self, packed: Sequence[Sequence[PackedBatch]]) -> list[list[Tensor | None]]:
         """Return the proximal logprobs of each microbatch; None where the training pass computes them.

@@ -17,10 +17,10 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.metrics.evals import EvalGroup, eval_prefix, few_interval, paired_differences, rows_of
 from hpc_grpo.metrics.record import REWARD
 from hpc_grpo.report.page import names_of
-from hpc_grpo.report.samples import files_by_step
+from hpc_grpo.report.samples import EVAL_FILES
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.frozen_config import flat, read_config
-from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.paths import RunDir, step_dirs
 from hpc_grpo.run.progress import read_metrics
 from hpc_grpo.system.readable import UNKNOWN, one_line, table
 
@@ -116,7 +116,7 @@ def last_values(lines: dict[int, dict[str, Any]]) -> dict[str, float]:
 
 def _newest_eval(run: RunDir, eval_set: str, lines: Mapping[int, Any]) -> list[EvalGroup]:
     """Return the prompts of a set's newest eval, without evals of lost steps; empty without an eval."""
-    files = files_by_step(run.eval_rollouts(0, eval_set).parent, "eval_step_")
+    files = step_dirs(run.eval_rollouts(0, eval_set).parent, EVAL_FILES)
     step = max(files.keys() & lines.keys(), default=None)
     found = [] if step is None else sorted(read_jsonl(files[step]), key=lambda line: line["ordinal"])
     return [_group(list(completions)) for _, completions in groupby(found, lambda line: line["ordinal"])]

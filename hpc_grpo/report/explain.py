@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from hpc_grpo.launch.place.slurm.text import own_lines
-from hpc_grpo.report.logs import DRIVER_LOG, attempt_dirs, tail, why_no_attempt
+from hpc_grpo.report.logs import DRIVER_LOG, tail, why_no_attempt
 from hpc_grpo.report.status import RunRecords, ended_by_time_limit, read_records, summarize
 from hpc_grpo.run.attempt import AttemptRecord
 from hpc_grpo.run.last_error import last_error, reason_to_stop
@@ -101,7 +101,7 @@ def explained(run: RunDir) -> Iterator[str]:
     for explanation in explain_attempts(records, time.time()):
         yield f"{printable(str(explanation))}\n"
     recorded = {attempt.attempt for attempt in records.attempts}
-    unrecorded = [path for number, path in attempt_dirs(run).items() if number not in recorded]
+    unrecorded = [path for number, path in run.attempt_dirs().items() if number not in recorded]
     for path in unrecorded:
         yield f"{path.relative_to(run.path)}: its attempt.json is missing or damaged. Was the disk full?\n"
     if not records.attempts and not unrecorded:

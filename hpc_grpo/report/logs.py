@@ -18,14 +18,9 @@ _MAX_READ_BYTES = 1 << 20
 _POLL_S = 0.5
 
 
-def attempt_dirs(run: RunDir) -> dict[int, Path]:
-    """Return the folders of a run's attempts by number, in order."""
-    return dict(sorted((int(path.name.split("-")[0]), path) for path in run.attempts.glob("[0-9]*-*")))
-
-
 def attempt_dir(run: RunDir, number: int | None) -> Path | None:
     """Return an attempt's folder, or the newest's; None before the first. Raises ConfigError for an unknown number."""
-    dirs = attempt_dirs(run)
+    dirs = run.attempt_dirs()
     if number is None:
         return dirs[max(dirs)] if dirs else None
     if number not in dirs:
@@ -126,7 +121,7 @@ def follow(
                 shown = path
             if gained:
                 continue
-            dirs = attempt_dirs(run).items() if attempt is None else ()
+            dirs = run.attempt_dirs().items() if attempt is None else ()
             later = ((n, own) for n, own in dirs if n > number and (node is None or (own / "nodes" / node).is_dir()))
             number, folder = next(later, (number, None))
             if folder is None:

@@ -26,7 +26,7 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.metrics.evals import bounds_of
 from hpc_grpo.metrics.record import PASS_AT_1, REWARD, phase_seconds
 from hpc_grpo.report.explain import explain_attempts
-from hpc_grpo.report.logs import DRIVER_LOG, attempt_dirs
+from hpc_grpo.report.logs import DRIVER_LOG
 from hpc_grpo.report.samples import evenly_spread, held_out, read_groups, rollout_files
 from hpc_grpo.report.status import RunRecords, read_records, summarize
 from hpc_grpo.report.watch import find_alerts
@@ -253,7 +253,7 @@ _SIZES = {
 def _wandb_url(run: RunDir) -> str:
     """Return the address that the driver printed; "" without one."""
     if run.wandb_id.exists():
-        for folder in reversed(attempt_dirs(run).values()):
+        for folder in reversed(run.attempt_dirs().values()):
             try:
                 with (folder / DRIVER_LOG).open(errors="replace") as lines:
                     for line in islice(lines, _LOG_LINES):

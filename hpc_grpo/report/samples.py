@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from hpc_grpo.run.files import read_jsonl
-from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.paths import RunDir, step_dirs
 from hpc_grpo.system.readable import number_or_none, one_line
 
+EVAL_FILES = r"eval_step_(\d+)\.jsonl"
 _MAX_PROMPTS, _MAX_EVALS = 200, 6
 """Limits of shown held-out prompts, and of their evals."""
 
@@ -32,7 +33,7 @@ _USER = re.compile(
 
 def rollout_files(run: RunDir) -> dict[int, Path]:
     """Return the files with the rollouts of training steps, by step."""
-    return dict(sorted(files_by_step(run.rollouts(0).parent, "step_").items()))
+    return dict(sorted(step_dirs(run.rollouts(0).parent, r"step_(\d+)\.jsonl").items()))
 
 
 def read_groups(path: Path, judged_by: Mapping[str, Any], most_bytes: int) -> list[dict[str, Any]]:
@@ -60,7 +61,7 @@ def held_out(run: RunDir) -> list[dict[str, Any]]:
     folder = run.rollouts(0).parent
     found = []
     for name in ("", *sorted(path.name for path in folder.glob("*") if path.is_dir())):
-        files = files_by_step(folder / name, "eval_step_")
+        files = step_dirs(folder / name, EVAL_FILES)
         steps = evenly_spread(sorted(files), _MAX_EVALS)
         stamps = tuple((files[step], files[step].stat().st_mtime_ns) for step in steps)
         if prompts := _through_time(stamps):
@@ -179,11 +180,6 @@ def before_and_after(run: RunDir, in_their_order: int = 0) -> str:
         for step, own in zip((main["steps"][0], main["steps"][-1]), ends, strict=True):
             blocks.append(f"  step {step:>4} {'right' if own['right'] else 'wrong'} {_shortened(own['text'])}")
     return "\n".join(blocks)
-
-
-def files_by_step(folder: Path, prefix: str) -> dict[int, Path]:
-    found = ((re.fullmatch(rf"{prefix}(\d+)\.jsonl", path.name), path) for path in folder.glob(f"{prefix}*.jsonl"))
-    return {int(match[1]): path for match, path in found if match}
 
 
 def _cut(text: str) -> str:

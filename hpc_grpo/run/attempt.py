@@ -74,7 +74,7 @@ class AttemptRecord:
 def read_attempts(run: RunDir) -> list[AttemptRecord]:
     """Return a run's attempts in order. Skips records that cannot be read, for example after a full disk."""
     records = []
-    for folder in run.attempts.glob("[0-9]*-*"):
+    for folder in run.attempt_dirs().values():
         with contextlib.suppress(OSError):
             if (record := read_record(folder / "attempt.json", from_known(AttemptRecord))) is not None:
                 records.append(record)

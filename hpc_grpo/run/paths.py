@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 CELLS = ".cells"
 """Folder in a sweep with a symlink to the run of each task (cli/sweep.py)."""
 
-_STEP_DIR = re.compile(r"step_(\d+)$")
-
 
 class _Inside:
     """A descriptor: an attribute of `RunDir` that is a path in the run directory."""
@@ -105,8 +103,11 @@ class RunDir:
         return self.attempts / f"{number}-{job_id}"
 
     def next_attempt_number(self) -> int:
-        numbers = [int(p.name.split("-")[0]) for p in self.attempts.glob("[0-9]*-*")]
-        return max(numbers, default=0) + 1
+        return max(self.attempt_dirs(), default=0) + 1
+
+    def attempt_dirs(self) -> dict[int, Path]:
+        """Return the folders of the attempts by number, in order."""
+        return dict(sorted((int(path.name.split("-")[0]), path) for path in self.attempts.glob("[0-9]*-*")))
 
     def has_config(self) -> bool:
         """Return whether the folder is a run's, by its config or the copy of it."""
@@ -143,7 +144,7 @@ def tokenized_data(config: Config) -> Path:
     return Path(config.data.cache_dir) if config.data.cache_dir else RunDir(config.run_path).shared_root / ".data"
 
 
-def step_dirs(parent: Path) -> dict[int, Path]:
-    """Return the `step_N` folders below `parent`, by N."""
-    found = ((_STEP_DIR.fullmatch(p.name), p) for p in parent.glob("step_*"))
-    return {int(match.group(1)): path for match, path in found if match}
+def step_dirs(parent: Path, named: str = r"step_(\d+)") -> dict[int, Path]:
+    """Return the `step_N` folders below `parent`, by N; or the files and folders with another `named` pattern."""
+    found = ((re.fullmatch(named, path.name), path) for path in parent.glob("*"))
+    return {int(match[1]): path for match, path in found if match}

@@ -76,7 +76,9 @@ def make_step(seed: int, rank: int, world_size: int, num_minibatches: int = 1) -
 
 def weights_of(learner: Any) -> dict[str, Any]:
     """Name -> float32 array, which holds every bfloat16."""
-    with learner.gathered([spec.name for spec in learner.parameter_specs()]) as parameters:
+    from hpc_grpo.learner.model import gathered
+
+    with gathered(learner.model, [spec.name for spec in learner.parameter_specs()]) as parameters:
         return {name: tensor.float().numpy().copy() for name, tensor in parameters.items()}
 
 
