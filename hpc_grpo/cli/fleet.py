@@ -24,7 +24,17 @@ try:
     from hpc_grpo.fleet.db import open_folder
     from hpc_grpo.fleet.dispatch import Dispatcher
     from hpc_grpo.fleet.doorbell import announce
-    from hpc_grpo.fleet.jobs import count_jobs, find_job, job_attempts, list_jobs, submit_job
+    from hpc_grpo.fleet.jobs import (
+        add_vm,
+        count_jobs,
+        drain_vm,
+        find_job,
+        job_attempts,
+        list_jobs,
+        list_vms,
+        remove_vm,
+        submit_job,
+    )
     from hpc_grpo.fleet.machine import fetch_host_key, pinned
     from hpc_grpo.fleet.poll import Poller, Requeuer
     from hpc_grpo.fleet.settings import SETTINGS, fleet_folder, open_fleet, template
@@ -32,7 +42,6 @@ try:
     from hpc_grpo.fleet.states import JobState
     from hpc_grpo.fleet.tables import attempt_table, counts_line, job_table, vm_table
     from hpc_grpo.fleet.tables import watch as draw
-    from hpc_grpo.fleet.vms import add_vm, drain_vm, list_vms, remove_vm
 except ModuleNotFoundError as error:
     raise ConfigError(
         "hpc-grpo place fleet needs further packages: pip install -e '.[fleet]' in hpc-grpo's folder."

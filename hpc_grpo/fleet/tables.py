@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpc_grpo.fleet.db import Database, DatabaseAwayError
-from hpc_grpo.fleet.jobs import count_jobs, list_jobs
+from hpc_grpo.fleet.jobs import count_jobs, list_jobs, list_vms
 from hpc_grpo.fleet.states import JobState
-from hpc_grpo.fleet.vms import list_vms
 from hpc_grpo.system.readable import UNKNOWN, duration, moment, one_line, printable, table
 
 if TYPE_CHECKING:

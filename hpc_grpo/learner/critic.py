@@ -23,10 +23,9 @@ from hpc_grpo.config.resources import budget_of
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.checkpoint import copy_tokenizer, full_weights, settings_of_config
 from hpc_grpo.learner.model import gathered_parameters, parameter_specs, score
-from hpc_grpo.learner.optimizer_step import optimizer_step
 from hpc_grpo.learner.packing import PackedBatch, pack_equalised
 from hpc_grpo.learner.parts import LearnerPart, Minibatches
-from hpc_grpo.learner.setup import deepspeed_config, fit_buckets, load_trained, sharded_loading
+from hpc_grpo.learner.setup import deepspeed_config, fit_buckets, load_trained, optimizer_step, sharded_loading
 from hpc_grpo.learner.staging import StagedFiles
 from hpc_grpo.metrics.reductions import Mean, Reduction
 from hpc_grpo.run.checkpoint import read_manifest

@@ -27,10 +27,9 @@ from hpc_grpo.learner.critic import Critic
 from hpc_grpo.learner.group import init_process_group, of_all_ranks
 from hpc_grpo.learner.lora import BaseReference, Lora
 from hpc_grpo.learner.model import PolicyModel, check_packing, parameter_specs, score
-from hpc_grpo.learner.optimizer_step import optimizer_step
 from hpc_grpo.learner.packing import PackedBatch, pack, pack_equalised
 from hpc_grpo.learner.parts import LearnerPart, Reference, Teacher
-from hpc_grpo.learner.setup import build_engine, prepare_libraries, resolve_device
+from hpc_grpo.learner.setup import build_engine, optimizer_step, prepare_libraries, resolve_device
 from hpc_grpo.learner.staging import StagedFiles
 from hpc_grpo.metrics.reductions import EffectiveSampleSize, Max, Mean, Reduction
 from hpc_grpo.types import Minibatch, ParameterSpec, TrainSequence

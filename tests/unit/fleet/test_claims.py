@@ -23,13 +23,12 @@ from hpc_grpo.fleet.claims import (
 )
 from hpc_grpo.fleet.db import Database, attempts, gpus, jobs, metadata
 from hpc_grpo.fleet.dispatch import claim_each, place_jobs
-from hpc_grpo.fleet.jobs import find_job, job_attempts
+from hpc_grpo.fleet.jobs import find_job, job_attempts, list_vms
 from hpc_grpo.fleet.messages import AttemptKey, GpuSeen, Orders
 from hpc_grpo.fleet.observe import record
 from hpc_grpo.fleet.poll import queue_due
 from hpc_grpo.fleet.settings import FleetSettings
 from hpc_grpo.fleet.states import Ending, JobState
-from hpc_grpo.fleet.vms import list_vms
 from tests.support.simulated_vms import SimulatedVm, add_jobs, add_vms, row_of
 
 SETTINGS = FleetSettings()

@@ -13,13 +13,12 @@ from hpc_grpo.fleet.claims import Placement, cancel, claim
 from hpc_grpo.fleet.controller import Controller
 from hpc_grpo.fleet.db import Database, jobs, vms
 from hpc_grpo.fleet.dispatch import Dispatcher, FreeGpus
-from hpc_grpo.fleet.jobs import count_jobs, find_job, list_jobs
+from hpc_grpo.fleet.jobs import count_jobs, find_job, list_jobs, list_vms
 from hpc_grpo.fleet.messages import AttemptKey, Observation
 from hpc_grpo.fleet.observe import lose, missed
 from hpc_grpo.fleet.poll import Poller, Requeuer
 from hpc_grpo.fleet.settings import FleetSettings
 from hpc_grpo.fleet.states import Ending, JobState, VmState
-from hpc_grpo.fleet.vms import list_vms
 from tests.support.simulated_vms import SimulatedVm, add_jobs, row_of, vm_of
 
 Make = Callable[..., tuple[Controller, dict[int, SimulatedVm]]]

@@ -103,7 +103,7 @@ def test_a_hostile_vm_writes_no_log_that_is_not_its_own(db: Database, tmp_path: 
     ],
 )  # fmt: skip
 def test_nonsense_of_a_vm_is_a_visit_that_failed(db: Database, tmp_path: Path, answer: dict[str, Any]) -> None:
-    from hpc_grpo.fleet.vms import list_vms
+    from hpc_grpo.fleet.jobs import list_vms
 
     visit(db, tmp_path, answer)
     (vm,) = list_vms(db)
@@ -111,7 +111,7 @@ def test_nonsense_of_a_vm_is_a_visit_that_failed(db: Database, tmp_path: Path, a
 
 
 def test_a_gpu_that_a_vm_names_twice_is_one(db: Database, tmp_path: Path) -> None:
-    from hpc_grpo.fleet.vms import list_vms
+    from hpc_grpo.fleet.jobs import list_vms
 
     gpu = {"index": 0, "uuid": "\x00\ud800", "memory_mib": 1, "used_mib": 1, "num_processes": 0}
     visit(db, tmp_path, {"gpus": [gpu, gpu], "attempts": [], "problem": ""})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_grpo.learner.optimizer_step import optimizer_step
+from hpc_grpo.learner.setup import optimizer_step
 
 
 class FakeEngine:
