@@ -65,8 +65,8 @@ COMMANDS = {
     "disk clean": ("disk.clean", "Remove older checkpoints and exports of runs."),
     "demo": ("demo.demo", "Train a small model by GRPO on this machine."),
     "grpo": ("grpo.grpo", "Train by GRPO, like train_grpo.py."),
-    "attempt": ("job.attempt", ""),
-    "job-setup": ("job.job_setup", ""),
+    "attempt": ("train.attempt", ""),
+    "job-setup": ("train.job_setup", ""),
 }
 """Words after `hpc-grpo` -> module and function below this folder, "" for a group, and its line in the help."""
 

@@ -1,4 +1,4 @@
-"""The commands `train` and `fork`: train on this machine or in this allocation, and branch a run."""
+"""The commands `train` and `fork`, and the hidden ones that job scripts run: `attempt` and `job-setup`."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import click
 
-from hpc_grpo.cli.options import CONFIG_OR_RUN, OVERRIDES, RUN, STARTS_RUN, echo, open_run
+from hpc_grpo.cli.options import CONFIG_OR_RUN, DRIVER, OVERRIDES, RUN, STARTS_RUN, echo, open_run
 from hpc_grpo.cli.request import Request, load_request_or_run
 from hpc_grpo.errors import EXIT_CRASH
 from hpc_grpo.launch.chain.link import LinkJob
 from hpc_grpo.launch.chain.submit import remove_stop
 from hpc_grpo.launch.fork import fork as fork_run
 from hpc_grpo.launch.freeze import freeze, is_over
+from hpc_grpo.launch.place.job_queue import setup_lines
 from hpc_grpo.launch.supervisor.attempt import run_attempt
 from hpc_grpo.preflight.inputs import refusals, refuse_unknown_models
 from hpc_grpo.run.contract import DEFAULT_DRIVER
+from hpc_grpo.run.evals import ANSWER
 from hpc_grpo.run.lock import refuse_if_held
-from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.paths import CELLS, RunDir
 from hpc_grpo.run.source import become_copy
 from hpc_grpo.system.commands import run_in_foreground
 
@@ -53,6 +56,32 @@ def fork(run_name: str, step: int, overrides: tuple[str, ...]) -> None:
     new = fork_run(open_run(run_name), step, sys.argv, overrides)
     echo(f"Forked {run_name} at step {step}: {new.path}")
     echo(f"Train it with: hpc-grpo submit {new.path}    (or here: hpc-grpo train {new.path})")
+
+
+@click.command(hidden=True)
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.option("--link/--no-link", default=True)
+@click.option("--successor-of", default="")
+@click.option("--by-hand", is_flag=True)
+@DRIVER
+def attempt(run_dir: Path, link: bool, successor_of: str, by_hand: bool, driver: str) -> None:
+    """Run one attempt of a frozen run: what a submitted job executes."""
+    origin = LinkJob(successor_of, by_hand) if link else None
+    run = RunDir(run_dir.readlink() if run_dir.parent.name == CELLS else run_dir.absolute())
+    code = run_attempt(run, driver, origin)
+    if code == 0 and (run.path / ANSWER).is_file():  # an eval that was started on another node
+        echo((run.path / ANSWER).read_text(), nl=False)
+    sys.exit(code)
+
+
+@click.command("job-setup", hidden=True)
+@CONFIG_OR_RUN
+@OVERRIDES
+@STARTS_RUN
+def job_setup(config_name: str, overrides: tuple[str, ...], accepts_changes: bool, driver: str) -> None:
+    """Print the shell lines that a job runs first. sbatch/grpo_rlzero.sbatch calls this with the words of `train`."""
+    for line in setup_lines(load_request_or_run(config_name, overrides).config.launch):
+        echo(line)
 
 
 def start_training(
