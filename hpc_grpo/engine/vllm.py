@@ -12,6 +12,7 @@ from hpc_grpo.config import Config
 from hpc_grpo.config.resources import kv_cache_gib, max_batched_tokens, schedules_ahead
 from hpc_grpo.config.rules import check_engine, check_vllm_names
 from hpc_grpo.data.images import MAX_IMAGES
+from hpc_grpo.system.gpus import wait_for_free_gpus
 from hpc_grpo.system.hugging_face import find_model, linear_layers
 from hpc_grpo.types import GIB
 
@@ -141,7 +142,10 @@ def start_vllm(config: Config, *, on_gpu: bool, reads_weights: bool = False) -> 
     check_vllm_names(config)
     if not on_gpu:
         torch.cpu._init_amx()  # Linux grants AMX only on request; vLLM's bfloat16 attention does not request it
-    arguments = EngineArgs(**engine_options(config, on_gpu=on_gpu, reads_weights=reads_weights))
+    options = engine_options(config, on_gpu=on_gpu, reads_weights=reads_weights)
+    if on_gpu:
+        wait_for_free_gpus(options["gpu_memory_utilization"])  # of an engine that this one replaces
+    arguments = EngineArgs(**options)
     engine = LLMEngine.from_engine_args(arguments, enable_multiprocessing=False)
     if config.train.router_replay and not on_gpu:
         _return_experts(engine)

@@ -6,6 +6,7 @@ Uses nvidia-smi instead of CUDA: a process that has initialized CUDA cannot fork
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from pathlib import Path
 
 from hpc_grpo.system.commands import Answer, run_command
 
-_FIELDS = "index,name,memory.used,utilization.gpu,uuid,pci.bus_id"
+_FIELDS = "index,name,memory.used,utilization.gpu,uuid,pci.bus_id,memory.total"
+_FREED_S = 60
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Gpu:
     utilization: int
     uuid: str = ""
     pci_address: str = ""
+    total_mib: int = 0
 
 
 def ask_nvidia_smi() -> Answer:
@@ -38,14 +41,23 @@ def ask_nvidia_smi() -> Answer:
 def parse_gpus(text: str) -> list[Gpu]:
     """Parse nvidia-smi's list of GPUs. A number that nvidia-smi does not know counts as 0.
 
-    >>> parse_gpus("0, NVIDIA GH200 120GB, 12, [N/A], GPU-1a, 00000009:01:00.0")
-    [Gpu(index=0, name='NVIDIA GH200 120GB', used_mib=12, utilization=0, uuid='GPU-1a', pci_address='0009:01:00.0')]
+    >>> parse_gpus("0, NVIDIA GH200, 12, [N/A], GPU-1a, 00000009:01:00.0, 97871")  # doctest: +NORMALIZE_WHITESPACE
+    [Gpu(index=0, name='NVIDIA GH200', used_mib=12, utilization=0, uuid='GPU-1a', pci_address='0009:01:00.0',
+         total_mib=97871)]
     """
-    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.count(",") == 5]
+    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.count(",") == 6]
     return [
         # PCI domains have eight digits here; in sysfs they have four, in lower case.
-        Gpu(_number(index), name, _number(used), _number(busy), uuid, address.lower()[-len("0009:01:00.0") :])
-        for index, name, used, busy, uuid, address in rows
+        Gpu(
+            _number(index),
+            name,
+            _number(used),
+            _number(busy),
+            uuid,
+            address.lower()[-len("0009:01:00.0") :],
+            _number(total),
+        )
+        for index, name, used, busy, uuid, address, total in rows
     ]
 
 
@@ -56,6 +68,23 @@ def find_gpus(names: Sequence[str], gpus: Sequence[Gpu]) -> list[Gpu] | None:
     """
     found = [gpu for name in names for gpu in gpus if name == str(gpu.index) or gpu.uuid.startswith(name)]
     return found if len(found) == len(names) else None
+
+
+def wait_for_free_gpus(
+    share: float,
+    environ: Mapping[str, str] = os.environ,
+    ask: Callable[[], Answer] = ask_nvidia_smi,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Wait until this share of the memory of the GPUs of CUDA_VISIBLE_DEVICES is free, at most a minute.
+
+    A killed process frees its memory some seconds later, and vLLM does not wait: it refuses to start.
+    """
+    for _ in range(_FREED_S):
+        gpus = find_gpus(visible_gpus(environ), parse_gpus(ask().text)) or []
+        if all(not gpu.total_mib or gpu.used_mib <= (1.0 - share) * gpu.total_mib for gpu in gpus):
+            return
+        sleep(1.0)
 
 
 def _number(text: str) -> int:

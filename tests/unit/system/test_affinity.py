@@ -12,13 +12,13 @@ import pytest
 
 from hpc_grpo.system import gpus
 from hpc_grpo.system.commands import Answer
-from hpc_grpo.system.gpus import find_gpus, keep_near_gpus, parse_cpulist, parse_gpus
+from hpc_grpo.system.gpus import find_gpus, keep_near_gpus, parse_cpulist, parse_gpus, wait_for_free_gpus
 
 GH200 = """\
-0, NVIDIA GH200 120GB, 12, 3, GPU-aa11, 00000009:01:00.0
-1, NVIDIA GH200 120GB, 7, [N/A], GPU-bb22, 00000019:01:00.0
-2, NVIDIA GH200 120GB, 7, 0, GPU-cc33, 00000029:01:00.0
-3, NVIDIA GH200 120GB, 7, 0, GPU-cd44, 00000039:01:00.0
+0, NVIDIA GH200 120GB, 12, 3, GPU-aa11, 00000009:01:00.0, 97871
+1, NVIDIA GH200 120GB, 7, [N/A], GPU-bb22, 00000019:01:00.0, 97871
+2, NVIDIA GH200 120GB, 7, 0, GPU-cc33, 00000029:01:00.0, 97871
+3, NVIDIA GH200 120GB, 7, 0, GPU-cd44, 00000039:01:00.0, 97871
 """
 ADDRESSES = ["0009:01:00.0", "0019:01:00.0", "0029:01:00.0", "0039:01:00.0"]
 ALL_CORES = set(range(288))
@@ -172,6 +172,31 @@ def test_gpus_are_found_by_number_and_uuid() -> None:
     assert [gpu.pci_address for gpu in listed] == ADDRESSES
     assert [(gpu.index, gpu.used_mib, gpu.utilization) for gpu in listed[:2]] == [(0, 12, 3), (1, 7, 0)]
     assert find_gpus(["GPU-aa11", "1"], listed) == listed[:2]
+
+
+def waited(used: list[str], share: float, total: str = "97871", visible: str = "1") -> int:
+    """How often `wait_for_free_gpus` sleeps, if GPU 1 uses these MiB at one look after the other."""
+    looks, sleeps = iter(used), list[float]()
+
+    def ask() -> Answer:
+        lines = GH200.splitlines()
+        lines[1] = f"1, NVIDIA GH200 120GB, {next(looks)}, 0, GPU-bb22, 00000019:01:00.0, {total}"
+        return Answer("\n".join(lines), "")
+
+    wait_for_free_gpus(share, {"CUDA_VISIBLE_DEVICES": visible}, ask, sleeps.append)
+    return len(sleeps)
+
+
+def test_an_engine_waits_until_the_gpu_of_a_killed_engine_is_free() -> None:
+    assert waited(["90000", "90000", "40000", "600"], 0.9) == 3
+    assert waited(["40000", "600"], 0.45) == 0, "the share of an engine beside a learner is free"
+    assert waited(["90000"], 0.9, visible="0") == 0, "the memory of other GPUs does not count"
+    assert waited(["90000"] * 60, 0.9) == 60, "vLLM says what is missing after a minute"
+
+
+@pytest.mark.parametrize(("total", "visible"), [("[N/A]", "1"), ("97871", "MIG-12ab"), ("97871", "")])
+def test_an_engine_does_not_wait_for_memory_that_nvidia_smi_does_not_know(total: str, visible: str) -> None:
+    assert waited(["90000"], 0.9, total, visible) == 0
 
 
 def test_lists_of_the_kernel() -> None:
