@@ -47,7 +47,7 @@ def test_a_node_is_what_hardware_names_but_for_the_memory_that_is_given() -> Non
 
 def test_without_a_name_the_gpus_of_this_machine_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvidia_smi = tmp_path / "nvidia-smi"
-    nvidia_smi.write_text("#!/bin/sh\necho '0, NVIDIA H200, 4, 0, GPU-1a, 0:1'\n")
+    nvidia_smi.write_text("#!/bin/sh\necho '0, NVIDIA H200, 4, 0, GPU-1a, 0:1, 143771'\n")
     nvidia_smi.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     found = call("plan", CONFIG_7B, "--size", "7B")
