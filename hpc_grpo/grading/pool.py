@@ -268,7 +268,8 @@ class WorkerSlot:
                     return failed
                 return self._ask(call, timeout_s)  # type: ignore[no-any-return]
             except TimeoutError:
-                failure = f"did not return within {timeout_s:g} s; its process was killed"
+                what = f"Reward {call.reward!r} " if isinstance(call, Preparation) else ""  # the caller names a call's
+                failure = f"{what}did not return within {timeout_s:g} s; its process was killed"
                 return CallResult(failure=failure, timed_out=True)
             except _WorkerLostError as error:
                 how = error.how

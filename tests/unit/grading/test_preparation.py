@@ -107,6 +107,14 @@ def test_a_slow_import_is_a_mistake_at_the_start_and_tried_again_at_a_resume(tmp
                 pool.check(is_resume=is_resume)
 
 
+def test_a_preparation_that_is_late_names_its_reward(tmp_path: Path) -> None:
+    path = tmp_path / "slow.py"
+    path.write_text("import time\ndef f(prompts, completions): ...\nf.prepare = lambda: time.sleep(60)\n")
+    assert f"Reward '{path}:f' did not return within 0.5 s" in refusal(
+        RewardConfig(name=f"{path}:f"), load_timeout_s=0.5
+    )
+
+
 def test_each_reward_has_all_the_time_to_prepare_and_more_at_a_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = RewardPool(
         [
