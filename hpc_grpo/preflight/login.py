@@ -93,20 +93,20 @@ def partition_finding(launch: LaunchConfig, answer: Answer, num_nodes: int) -> F
         return failure(what, choose)
     if chosen.fields.get("State", "UP") != "UP":
         return failure(f"{chosen.name} is {chosen.fields['State']}", f"wait, or {choose}")
-    if num_nodes > chosen.max_nodes:
+    if num_nodes > chosen.max_nodes and "qos" not in slurm.extra:  # a QOS may allow more
         fewer = f"request fewer (launch.num_nodes), or {choose}"
         says = f"{chosen.name} has {chosen.num_nodes} nodes, {chosen.max_nodes} per job; {num_nodes} are requested"
         return failure(says, fewer)
-    gpus = chosen.gpus_per_node
+    gpus = chosen.num_gpus
     if gpus is None:
         return ok(f"{chosen.name} is up: {chosen.num_nodes} nodes")
-    if slurm.gpus_per_node > gpus:
-        says = f"{chosen.name} has {gpus} GPUs per node, {slurm.gpus_per_node} are requested"
+    if (wanted := slurm.gpus_per_node * num_nodes) > gpus:
+        says = f"{chosen.name} has {gpus} GPUs, {wanted} are requested"
         return failure(says, f"lower launch.slurm.gpus_per_node, or {choose}")
-    if not slurm.gpus_per_node and not slurm.has_whole_nodes:
-        says = f"{chosen.name} has {gpus} GPUs per node, none is requested"
+    if not wanted and not slurm.has_whole_nodes:
+        says = f"{chosen.name} has {gpus} GPUs, none is requested"
         return warning(says, "set launch.slurm.gpus_per_node, or extra.exclusive: some sites refuse jobs without a GPU")
-    return ok(f"{chosen.name} is up: {chosen.num_nodes} nodes, {gpus} GPUs each")
+    return ok(f"{chosen.name} is up: {chosen.num_nodes} nodes, {gpus} GPUs")
 
 
 def account_finding(launch: LaunchConfig, associations: Answer, partitions: Answer) -> Finding:
@@ -137,7 +137,7 @@ def walltime_finding(launch: LaunchConfig, partitions: Answer, associations: Ans
     chosen = partition.chosen_partition(slurm, partition.parse_partitions(partitions.text))
     if chosen is None:
         return skipped("the partition is not known")
-    limits = {f"partition {chosen.name}": chosen.max_minutes}
+    limits = {f"partition {chosen.name}": None if "qos" in slurm.extra else chosen.max_minutes}  # a QOS may allow more
     for one in partition.parse_associations(associations.text):
         is_charged = slurm.account and one.account.lower() == slurm.account.lower()
         if is_charged and one.partition in ("", chosen.name):

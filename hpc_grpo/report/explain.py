@@ -253,6 +253,7 @@ _BY_PATTERN = {
         "Less must fit in the node's /dev/shm: {command} launch.object_store_gib=GIB, with a smaller one.",
     ),
     r"SIGKILL(?! by OOM killer)|oom[-_]kill|OUT_OF_MEMORY|ray\.exceptions\.OutOfMemoryError"
+    r"|exceeded (job |virtual )*memory limit|task \d+: Out Of Memory"
     r"|node running low on memory|Cannot allocate memory|std::bad_alloc|DefaultCPUAllocator|\bMemoryError\b": Advice(
         "out of host memory (probably)",
         "A process was killed, most often because the job used more memory than it asked for. Ask for more "

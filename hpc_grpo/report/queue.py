@@ -63,7 +63,8 @@ def ask_about(runs: Sequence[RunRecords]) -> QueueReport:
 
 def _unfinished_jobs(records: RunRecords) -> list[str]:
     """Return the jobs of a run that may still exist: the job of a running attempt, and waiting jobs."""
-    newest, link = records.newest, records.unstarted_link
+    newest = records.newest
     runs = newest is not None and newest.exit_kind == "running" and queue_of(newest.source) is not None
-    found = [newest.job_id if newest and runs else "", records.waiting_job, link.job_id if link else ""]
+    found = [newest.job_id if newest and runs else "", records.waiting_job]
+    found += [link.job_id for link in records.unstarted_links]
     return list(dict.fromkeys(filter(None, found)))

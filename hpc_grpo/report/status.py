@@ -76,10 +76,14 @@ class RunRecords:
         return "" if self.chain.successor in self._attempted_jobs else self.chain.successor
 
     @property
+    def unstarted_links(self) -> list[Link]:
+        """The jobs of the chain that have no attempt yet but may still get one, in order."""
+        links = () if self.chain.ended else self.chain.since_the_user()
+        return [*takewhile(lambda link: link.job_id not in self._attempted_jobs, reversed(links))][::-1]
+
+    @property
     def unstarted_link(self) -> Link | None:
-        """The last job of the chain, if it has no attempt yet but may still get one."""
-        last = self.chain.links[-1] if self.chain.links and not self.chain.ended else None
-        return None if last is None or last.job_id in self._attempted_jobs else last
+        return next(iter(self.unstarted_links), None)
 
     @property
     def _attempted_jobs(self) -> set[str]:

@@ -52,7 +52,7 @@ def test_two_nodes_are_examined_in_a_short_job(slurm_cluster: SlurmCluster, plac
     is_nearly_full = free_gib(place) < 20  # which the doctor warns of
     assert found.pop("run folder")["status"] == ("warning" if is_nearly_full else "ok")
     assert [check for check, finding in found.items() if finding["status"] in ("warning", "failure")] == []
-    assert found["partition"]["says"] == "workq is up: 2 nodes, 4 GPUs each"
+    assert found["partition"]["says"] == "workq is up: 2 nodes, 8 GPUs"
     assert found["answers"]["says"] == "nid001, nid002"
     assert found["interface"]["says"] == "nid001: eth0 has 198.18.0.11; nid002: eth0 has 198.18.0.12"
     assert found["canary"]["says"] == "a file written by nid001 is read by nid002"

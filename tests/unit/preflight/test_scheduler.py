@@ -28,12 +28,12 @@ def launch(**slurm: Any) -> LaunchConfig:
 @pytest.mark.parametrize(
     ("slurm", "num_nodes", "status", "says"),
     [
-        ({"partition": "workq", "gpus_per_node": 4}, 2, "ok", "workq is up: 2 nodes, 4 GPUs each"),
+        ({"partition": "workq", "gpus_per_node": 4}, 2, "ok", "workq is up: 2 nodes, 8 GPUs"),
         ({"gpus_per_node": 1}, 1, "ok", "workq is up"),
         ({"partition": "nope"}, 1, "failure", "there is no partition nope"),
         ({"partition": "closed"}, 1, "failure", "closed is DOWN"),
         ({"gpus_per_node": 4}, 3, "failure", "workq has 2 nodes, 2 per job; 3 are requested"),
-        ({"gpus_per_node": 5}, 1, "failure", "workq has 4 GPUs per node, 5 are requested"),
+        ({"gpus_per_node": 5}, 2, "failure", "workq has 8 GPUs, 10 are requested"),
         ({}, 1, "warning", "none is requested"),
         ({"extra": {"exclusive": True}}, 1, "ok", "workq is up"),
     ],

@@ -72,11 +72,20 @@ def test_killed_at_the_end_of_the_allocation_is_walltime(built: RunBuilder) -> N
     assert (explained(built)[0].kind, causes(built)) == ("walltime", ["walltime"])
 
 
-def test_slurms_line_about_an_oom_kill_names_the_cause(built: RunBuilder) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        OOM,
+        "slurmstepd-n1: error: StepId=11.batch exceeded memory limit (607739904 > 104857600), being killed",
+        "slurmstepd: error: Exceeded job memory limit",
+        "srun: error: n1: task 0: Out Of Memory",
+    ],
+)
+def test_slurms_line_about_a_memory_kill_names_the_cause(built: RunBuilder, line: str) -> None:
     built.attempt(1)
     built.hold(1, beat_age_s=300.0)
-    slurm_printed(built, f"Attempt 1 of run adder\n{OOM}\n")
-    assert (explained(built)[0].error, causes(built)) == (OOM, ["out of host memory (probably)"])
+    slurm_printed(built, f"Attempt 1 of run adder\n{line}\n")
+    assert (explained(built)[0].error, causes(built)) == (line, ["out of host memory (probably)"])
 
 
 def test_the_output_of_a_job_of_the_users_own_script_is_read_where_its_link_says(
@@ -106,12 +115,13 @@ def test_an_error_that_the_reason_quotes_is_not_repeated(built: RunBuilder) -> N
     ("said", "expected"),
     [("", "cancelled"), (" DUE TO TIME LIMIT", "walltime"), (" DUE TO NODE FAILURE", "node lost")],
 )
+@pytest.mark.parametrize("program", ["slurmstepd", "slurmstepd-nid001"])  # the latter: built for several slurmd
 def test_an_attempt_killed_after_a_signal_ended_for_the_reason_that_slurm_gives(
-    built: RunBuilder, said: str, expected: str
+    built: RunBuilder, said: str, expected: str, program: str
 ) -> None:
     built.attempt(1, signalled="SIGTERM", signalled_at=time.time() - 500.0)
     built.attempt(2, age_s=100.0)
-    slurm_printed(built, f"slurmstepd: error: *** JOB 11 ON n1 CANCELLED AT 2026-11-22T00:00:00{said} ***\n")
+    slurm_printed(built, f"{program}: error: *** JOB 11 ON n1 CANCELLED AT 2026-11-22T00:00:00{said} ***\n")
     assert causes(built)[0] == expected
 
 

@@ -67,6 +67,14 @@ def test_states_reasons_and_expected_starts_are_columns_and_json(
     assert len(slurm.calls) == 1
 
 
+def test_all_jobs_of_a_run_that_waits_are_shown_the_next_one_first(built: RunBuilder, slurm: SlurmPrograms) -> None:
+    built.chain("23", "24", "25")
+    slurm.answer("squeue", f"23|PENDING|{START}|Resources\n24|PENDING|N/A|Dependency\n25|PENDING|N/A|Dependency\n")
+    _, line, _ = call("status", "--slurm").output.splitlines()
+    assert "23 PENDING (Resources), 24 PENDING (Dependency), 25 PENDING (Dependency)" in line
+    assert json.loads(call("status", "--json").output)[0]["job_id"] == "23"
+
+
 def test_within_a_minute_the_last_answer_counts(built: RunBuilder, slurm: SlurmPrograms, tmp_path: Path) -> None:
     built.chain("11")
     slurm.answer("squeue", "11|PENDING|N/A|Priority\n")

@@ -84,6 +84,7 @@ HELD_BEFORE_ITS_RECORD = [attempt(1, "crash"), held(2)]
         ([*after("running", successor=True), held(1, 61.0)], "waiting"),
         ([attempt(1, "cancelled", ends_at=time.time() - 490.0), chain("11", "12", successor="12")], "waiting"),
         (after("cancelled", successor=True), "cancelled"),
+        ([attempt(1, "cancelled"), chain("11", "12", "13", successor="12")], "cancelled"),
         (after("config", successor=True), "failed"),
         (after("resumable"), "stopped"),
         ([*after("stopped"), stop], "stopped"),

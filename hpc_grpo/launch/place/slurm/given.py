@@ -7,13 +7,16 @@ may not use. A successor requests the given options again, on top of the config.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.launch.place.slurm.sbatch import long_options
 from hpc_grpo.launch.place.slurm.text import minutes
+
+_NO_LIMIT_MIN = 365 * 24 * 60
+"""Stands for UNLIMITED and 0: a successor asks for a year."""
 
 Options = dict[str, Any]
 """Options of sbatch by their long names. True means given without a value."""
@@ -39,7 +42,8 @@ _NAMES = dict(
 """Short name -> long name. Also the one long option that has two names."""
 _WITHOUT_VALUE = frozenset(
     "contiguous exclusive get-user-env hold ignore-pbs nice no-kill no-requeue overcommit oversubscribe "  # noqa: SIM905
-    "parsable propagate quiet reboot requeue spread-job test-only use-min-nodes verbose wait".split()
+    "parsable propagate quiet reboot requeue spread-job test-only use-min-nodes verbose wait "
+    "consolidate-segments external oom-kill-step resv-ports spread-segments stepmgr".split()  # since Slurm 24.05
 )
 """Options whose value, if any, follows an equals sign."""
 
@@ -50,12 +54,12 @@ _OF_ONE_JOB = frozenset(
 """Options that a successor does not repeat: they concern one job, or hpc-grpo sets them for each job."""
 
 
-def given_options(script: str, environ: Mapping[str, str], submit_line: str, script_name: str) -> Options:
+def given_options(script: str, environ: Mapping[str, str], submit_line: str, command: str) -> Options:
     """Return all options given to sbatch. The command line overrides variables, and those override the script.
 
-    `submit_line` is Slurm's: words joined by blanks, without quotes. The options end at `script_name`.
+    `submit_line` is Slurm's: words joined by blanks, without quotes. The options end at the script of `command`.
     """
-    return _merged(directives(script), from_variables(environ), _options(submit_line.split()[1:], script_name))
+    return _merged(directives(script), from_variables(environ), _options(submit_line.split()[1:], command))
 
 
 def directives(script: str) -> Options:
@@ -117,7 +121,7 @@ def _asking_for(launch: LaunchConfig, options: Options) -> LaunchConfig:
                 least = text.partition("-")[0]
                 num_nodes = int(least) if least.isdigit() else num_nodes
             case "time":
-                values["time_min"] = minutes(text) or launch.slurm.time_min
+                values["time_min"] = minutes(text) or _NO_LIMIT_MIN
             case "account" | "partition":
                 values[name] = text
             case "cpus-per-task" if text.isdigit():
@@ -134,11 +138,16 @@ def _asking_for(launch: LaunchConfig, options: Options) -> LaunchConfig:
     return launch.model_copy(update={"num_nodes": num_nodes, "slurm": slurm})
 
 
-def _options(words: Iterable[str], script_name: str = "") -> Options:
-    """Parse options as sbatch does, up to the script's path if one is named."""
+def _options(words: Sequence[str], command: str = "") -> Options:
+    """Parse options as sbatch does, up to the script of `command`, which is its absolute path with its arguments.
+
+    The words from the script on are the end of `command`, unless a site has changed it: then the script's name counts.
+    """
     found: Options = {}
-    last, waits = "", False
-    for word in words:
+    last, waits, name_of_script = "", False, Path(command.partition(" ")[0]).name
+    for index, word in enumerate(words):
+        if command and command.endswith(" ".join(words[index:])):
+            break
         if waits:
             found[last], waits = word, False
         elif word.startswith("-") and word != "-":
@@ -147,7 +156,7 @@ def _options(words: Iterable[str], script_name: str = "") -> Options:
                 name, separator, value = word[1], word[2:], word[2:].removeprefix("=")
             last = _NAMES.get(name, name)
             found[last], waits = value if separator else True, not separator and last not in _WITHOUT_VALUE
-        elif script_name and Path(word).name == script_name:
+        elif name_of_script and Path(word).name == name_of_script:
             break
         elif isinstance(begun := found.get(last), str):  # the rest of a value with blanks
             found[last] = f"{begun} {word}"

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import JobInDoubtError, LaunchError
@@ -203,8 +202,7 @@ class SlurmJob:
         """Return the options given to sbatch. If the site keeps no command lines, use the job's resources instead."""
         script = self.queue.ask(["scontrol", "write", "batch_script", self.job_id, "-"])
         if submitted := next(filter(None, self.queue.accounted(self.job_id, "SubmitLine")), ""):
-            name = Path(self.fields.get("Command", "")).name
-            return given.given_options(script, os.environ, submitted, name)
+            return given.given_options(script, os.environ, submitted, self.fields.get("Command", ""))
         say("Slurm does not say how sbatch was called: successors request the nodes, time and GPUs of this job.")
         # The resources of the job that no site rewrites.
         gpus = sum(map(int, re.findall(r"gpu(?::[^:,=]+)?[:=](\d+)", self.fields.get("TresPerNode", ""))))

@@ -41,10 +41,10 @@ class Partition:
         return min(self.num_nodes, int(limit)) if limit.isdigit() else self.num_nodes
 
     @property
-    def gpus_per_node(self) -> int | None:
-        """Return the average number of GPUs per node, rounded up; None if Slurm does not account for GPUs."""
+    def num_gpus(self) -> int | None:
+        """Return the GPUs of all nodes, of which some may have none; None if Slurm does not account for GPUs."""
         total = granted_gpus(self.fields.get("TRES", ""))
-        return -(-int(total) // max(1, self.num_nodes)) if total else None
+        return int(total) if total else None
 
     @property
     def max_minutes(self) -> int | None:

@@ -23,6 +23,7 @@ from hpc_grpo.launch.place.slurm.sbatch import long_options, submission_environm
 from hpc_grpo.system.gpus import visible_gpus
 
 _JOB_ID = "SLURM_JOB_ID"
+_BY_NODE = "Ask for GPUs by node, with --gpus-per-node."
 
 
 @place_kind
@@ -67,12 +68,20 @@ class SlurmPlace(Place):
 
     def allocation(self) -> Allocation:
         nodes = tuple(self._num_cpus)
-        gpus_of_a_step(self._shown, len(nodes))  # raises now, not when the first step starts
+        if gpus_of_a_step(self._shown, len(nodes)) is not None:  # raises now, not when the first step starts
+            shown = text.output_of(["scontrol", "--details", "show", "job", self._shown.get("JobId", self.job_id)])
+            granted = re.findall(r"^ +Nodes=\S+ CPU_IDs=\S+ Mem=\S+ GRES=(\S*)", shown, re.MULTILINE)
+            if len({sum(map(int, re.findall(r"gpu(?::[^:,()]+)?:(\d+)", gres))) for gres in granted}) > 1:
+                raise LaunchError(
+                    f"Slurm spread the job's GPUs unevenly over its nodes: {', '.join(granted)}. {_BY_NODE}"
+                )
         this_node = self._this_node if self._this_node in nodes else None
         return Allocation(self.job_id, nodes, this_node, text.unix_time(self._shown.get("EndTime", "")))
 
     def node_resources(self) -> NodeResources:
-        cpus = int(self._environ.get("SLURM_CPUS_ON_NODE") or len(os.sched_getaffinity(0)))
+        # Slurm counts too few CPUs on a node if the job has others on other nodes; the step was asked for all of them.
+        counts = (self._environ.get(f"SLURM_CPUS_{name}") for name in ("ON_NODE", "PER_TASK"))
+        cpus = max(map(int, filter(None, counts)), default=len(os.sched_getaffinity(0)))
         gpus = self._environ.get("SLURM_GPUS_ON_NODE")
         if gpus is not None:
             # With --exclusive a job has all GPUs of its nodes, and its steps only the requested ones.
@@ -116,7 +125,7 @@ def gpus_of_a_step(job: Mapping[str, str], num_nodes: int) -> int | None:
     if not total or (asked_by_node and not asked_otherwise):
         return None
     if int(total) < num_nodes:
-        raise LaunchError(f"The job has {total} GPUs on {num_nodes} nodes; ask by node, with --gpus-per-node.")
+        raise LaunchError(f"The job has {total} GPUs on {num_nodes} nodes. {_BY_NODE}")
     return int(total) // num_nodes
 
 

@@ -37,7 +37,7 @@ def fields(record: str) -> dict[str, str]:
     >>> fields("JobId=7 JobState=RUNNING Account=(null) NumNodes=2-2")
     {'JobId': '7', 'JobState': 'RUNNING', 'NumNodes': '2-2'}
     """
-    found = re.findall(r"(?:^|\s)([A-Za-z:/]+)=((?<=StdOut=).*|\S*)", record)
+    found = re.findall(r"(?:^|\s)([A-Za-z:/]+)=((?:(?<=StdOut=)|(?<=Command=)).*|\S*)", record)
     return {key: value for key, value in found if value not in ("(null)", "N/A", "")}
 
 
@@ -51,7 +51,7 @@ def own_lines(printed: Sequence[str], job_id: str) -> list[str]:
 
     A task of an array has its own file, in which Slurm names the task by another number.
     """
-    own = (line for line in printed if line.startswith(("slurmstepd: ", "srun: error")))
+    own = (line for line in printed if line.startswith(("slurmstepd", "srun: error")))
     return [line for line in own if "_" in job_id or (named := _NAMED_JOB.search(line)) is None or named[1] == job_id]
 
 

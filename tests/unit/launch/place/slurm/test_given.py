@@ -41,6 +41,25 @@ def test_the_words_on_the_command_line_are_read_up_to_the_script(line: str, give
     assert {name: value for name, value in given_options("", {}, line, "job.sh").items() if name != "parsable"} == given
 
 
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [
+        ("--nodes=2 -A root", {"nodes": "2", "account": "root"}),
+        ("-A root --time 2:00:00", {"account": "root", "time": "2:00:00"}),
+        ("--oom-kill-step -t 2-0", {"oom-kill-step": True, "time": "2-0"}),
+        ("--an-option-of-tomorrow", {"an-option-of-tomorrow": True}),
+    ],
+)
+def test_the_options_end_at_a_script_in_a_folder_with_blanks(options: str, given: dict[str, Any]) -> None:
+    words = "sbatch/grpo_rlzero.sbatch conf.yaml run.name=x"
+    assert given_options("", {}, f"sbatch {options} {words}", f"/home/u/my runs/{words}") == given
+
+
+@pytest.mark.parametrize("limit", ["UNLIMITED", "0"])
+def test_a_successor_of_a_job_without_a_limit_asks_for_a_year(limit: str) -> None:
+    assert overlaid(launch(time_min=5), {"time": limit}).slurm.time_min == 365 * 24 * 60
+
+
 def test_the_command_line_wins_over_variables_and_those_over_the_script() -> None:
     script = "#SBATCH --time=1\n#SBATCH --qos=a\n#SBATCH --account=a\n#SBATCH --mem=1G\n"
     environ = {"SBATCH_QOS": "b", "SBATCH_ACCOUNT": "b", "SBATCH_DEBUG": "1"}

@@ -41,8 +41,8 @@ def test_partitions_are_read_with_their_nodes_gpus_and_limits() -> None:
         f"PartitionName=closed Default=NO MaxTime=UNLIMITED State=DOWN TotalNodes=2 TRES=cpu=16,node=2 {rest}\n"
     )
     found = parse_partitions(shown)
-    assert [(p.name, p.num_nodes, p.gpus_per_node, p.max_minutes, p.is_default) for p in found] == [
-        ("workq", 2, 4, 1440, True),
+    assert [(p.name, p.num_nodes, p.num_gpus, p.max_minutes, p.is_default) for p in found] == [
+        ("workq", 2, 8, 1440, True),
         ("closed", 2, None, None, False),
     ]
     assert parse_partitions("") == []

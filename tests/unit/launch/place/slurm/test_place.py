@@ -128,7 +128,7 @@ def test_a_step_asks_for_its_nodes_gpus_where_it_would_inherit_others(asked: str
 
 
 def test_fewer_gpus_than_nodes_are_refused_in_words() -> None:
-    with pytest.raises(LaunchError, match=r"1 GPUs on 2 nodes; ask by node, with --gpus-per-node"):
+    with pytest.raises(LaunchError, match=r"1 GPUs on 2 nodes\. Ask for GPUs by node, with --gpus-per-node"):
         gpus_of_a_step(fields("JobId=17 TRES=cpu=16,node=2,gres/gpu=1 TresPerJob=gres:gpu:1"), 2)
 
 
@@ -143,6 +143,26 @@ def test_resources_are_those_of_the_allocation() -> None:
         assert SlurmPlace({**environ, "SLURM_GPUS_PER_NODE": asked}).node_resources().num_gpus == gpus
     assert SlurmPlace({"SLURM_JOB_ID": "1", "CUDA_VISIBLE_DEVICES": "2,3"}).node_resources().num_gpus == 2
     assert SlurmPlace({"SLURM_JOB_ID": "1"}).node_resources().num_gpus == 0
+
+
+def test_a_step_has_the_cpus_that_it_asked_for_if_slurm_counts_fewer() -> None:
+    """As Slurm 22.05 does on the first node of `sbatch -N2 -n3 -c2`."""
+    environ = {"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": "1", "SLURM_CPUS_PER_TASK": "4"}
+    assert SlurmPlace(environ).node_resources().num_cpus == 4
+
+
+@pytest.mark.parametrize(("counts", "is_even"), [((3, 1), False), ((2, 2), True), ((4, 0), False)])
+def test_gpus_that_slurm_spread_unevenly_are_refused_in_words(
+    scontrol: Path, counts: tuple[int, int], is_even: bool
+) -> None:
+    nodes = [f"     Nodes=nid00{node} CPU_IDs=0-3 Mem=100 GRES=gpu:gh200:{n}(IDX:0)" for node, n in enumerate(counts)]
+    shown = "\n".join(["   TRES=cpu=16,node=2,gres/gpu=4", "   TresPerJob=gres:gpu:4", *nodes])
+    scontrol.write_text(f"{scontrol.read_text()}cat <<'end'\n{shown}\nend\n")
+    if is_even:
+        assert allocation_of({"SLURM_JOB_ID": "17"}).nodes == ("nid001", "nid002")
+    else:
+        with pytest.raises(LaunchError, match=r"spread the job's GPUs unevenly.*Ask for GPUs by node"):
+            allocation_of({"SLURM_JOB_ID": "17"})
 
 
 @pytest.mark.parametrize(
