@@ -41,8 +41,6 @@ def serve(target: str, sets: tuple[str, ...], host: str, port: int, folder: Any,
         asyncio.run(_serve(config, host, port))
     except KeyboardInterrupt:
         sys.exit(130)
-    except OSError as error:
-        raise ConfigError(f"--host = {host}, --port = {port}: {error.strerror}. Give others.") from error
 
 
 async def _serve(config: Config, host: str, port: int) -> None:
@@ -71,7 +69,10 @@ async def _serve(config: Config, host: str, port: int) -> None:
     limits = EnvironmentConfig(name="serve", max_turns=1, max_tokens=longest)
     broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     endpoint = Endpoint(config.model.path, config.max_model_len)
-    await endpoint.start(host, port)
+    try:
+        await endpoint.start(host, port)
+    except OSError as error:
+        raise ConfigError(f"--host = {host}, --port = {port}: {error.strerror}. Give others.") from error
     with redirect_stdout(sys.stderr):  # vLLM prints to stdout
         adapter = config.model.adapter
         loop = StepLoop(lambda: Sampler(start_vllm(config, on_gpu=on_gpu, reads_weights=True), stop_ids, adapter))

@@ -30,7 +30,7 @@ from aiohttp import web
 
 from hpc_grpo.config.rollout import EnvironmentConfig
 from hpc_grpo.episodes import Message
-from hpc_grpo.episodes.calls import before_calls, calls_of
+from hpc_grpo.episodes.calls import arguments_of, before_calls, calls_of
 from hpc_grpo.episodes.dialogue import Conversation, Dialogue, WrittenText
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.types import Completion
@@ -202,9 +202,10 @@ class Chats:
         calls = list(calls_of(text)) if asked.tools else []
         if calls and not any(call.error for call in calls):  # after a wrong call, the agent gets the text
             message["content"] = before_calls(text).strip() or None
-            functions = [{"name": call.name, "arguments": json.dumps(call.arguments)} for call in calls]
+            functions = ((call.name, json.dumps(arguments_of(call, asked.tools))) for call in calls)
             message["tool_calls"] = [
-                {"id": f"call_{secrets.token_hex(8)}", "type": "function", "function": own} for own in functions
+                {"id": f"call_{secrets.token_hex(8)}", "type": "function", "function": {"name": name, "arguments": own}}
+                for name, own in functions
             ]
         own: Any = [_key(_shown(message))] if asked.is_chat else text if isinstance(asked.given, str) else sampled
         given = np.asarray(prompt if starts_anew else conversation.context_ids, dtype=np.int32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ _PYTHONIC = re.compile(
 _BARE = re.compile(r'\s*\[?\s*\{\s*"name"\s*:\s*"[^"]*"\s*,\s*"(?:arguments|parameters)"')
 """The beginning of a message that is a call without a marker, even if its JSON is broken."""
 _JSON = json.JSONDecoder()
-_MARK = re.compile(r"<tool_call>|<function=|<function_calls>|<\|python_start\|>|<\|python_tag\|>")
+_MARK = re.compile(r"\[TOOL_CALLS\]|<tool_call>|<function=|<function_calls>|<\|python_start\|>|<\|python_tag\|>")
 _UNMARKED = re.compile(r'(?:\[\s*)?\{\s*"(?:name|arguments|parameters|type|id)"|\A\s*\[\s*[A-Za-z][\w.]*\(')
 """The beginning of a message's first call, with a marker and without."""
 
@@ -117,6 +117,26 @@ def _read(text: str, start: int) -> tuple[Call, int]:
     except (ValueError, RecursionError) as error:
         wrong, end = str(error), text.find("</tool_call>", start)
     return Call(error=f"the call cannot be read: {wrong}. {_FORM}"), end if end >= 0 else len(text)
+
+
+def arguments_of(call: Call, tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the arguments. A text of a call in XML is parsed as JSON, unless its parameter in `tools` takes a text."""
+    if not call.has_texts:
+        return call.arguments
+    functions = {own.get("name"): own for own in (tool.get("function") or {} for tool in tools)}
+    properties = (functions.get(call.name, {}).get("parameters") or {}).get("properties") or {}
+    return {key: _typed(text, properties.get(key) or {}) for key, text in call.arguments.items()}
+
+
+def _typed(text: str, schema: Mapping[str, Any]) -> Any:
+    """Parse a text as JSON. Return the text itself if it is no JSON, or if the parameter accepts a text."""
+    types = [each.get("type") for each in (schema, *schema.get("anyOf", ()))]
+    if any("string" in (own if isinstance(own, list) else [own]) for own in types):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def before_calls(message: str) -> str:

@@ -98,7 +98,7 @@ class Dialogue:
                 probe[at] = {**message, "tool_calls": [{**call, **named} for call in calls]}
                 texts = [json.dumps(call["function"], ensure_ascii=False) for call in calls]
                 shown = "".join(f"<tool_call>\n{text}\n</tool_call>" for text in texts)
-                written[at] = {**message, "content": message["content"] + shown}
+                written[at] = {**message, "content": (message["content"] or "") + shown}
         return messages if probe == messages or self.pieces.end in self.render(probe) else written
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:

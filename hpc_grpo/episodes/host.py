@@ -87,14 +87,14 @@ class Host:
             if inspect.isawaitable(value):
                 value = await (value if method == "play" else _within(value, seconds))
             elif time.monotonic() - begun > seconds:
-                raise TimeoutError
+                raise _LateError
             answer = checked(value, method)
             if method == "reset":
                 answer["tools"] = list(getattr(own.environment, "tools", None) or ())
             line = _line(call=call, **answer)
         except BaseException as error:  # noqa: BLE001 - an environment may raise anything; it becomes an answer
             self._sessions.pop(session, None)
-            is_late = isinstance(error, TimeoutError) and not error.args and method != "play"
+            is_late = isinstance(error, _LateError)
             line = _line(call=call, failure=f"did not end within {seconds:g} s" if is_late else described(error))
         self.write(line)
 
@@ -120,6 +120,10 @@ class Host:
                 time.sleep(_BLOCKED_S)
 
 
+class _LateError(Exception):
+    """A call took longer than its deadline. Not TimeoutError, which an environment may raise itself."""
+
+
 class _Task(asyncio.Task[Any]):
     """A task that knows its call."""
 
@@ -129,7 +133,7 @@ class _Task(asyncio.Task[Any]):
 
 
 async def _within(value: Awaitable[Any], seconds: float) -> Any:
-    """Return the value of an awaitable. Raises TimeoutError after `seconds`.
+    """Return the value of an awaitable. Raises _LateError after `seconds`.
 
     The deadline has `_SLICES` parts. Another call that blocks the event loop uses up at most one part.
     """
@@ -140,7 +144,7 @@ async def _within(value: Awaitable[Any], seconds: float) -> Any:
             return task.result()
     task.cancel()
     await asyncio.wait([task])
-    raise TimeoutError
+    raise _LateError
 
 
 def _line(**values: Any) -> bytes:

@@ -235,6 +235,8 @@ class _Process:
         name = self._environment.name
         try:
             line = await asyncio.wait_for(reader.readline(), _LOAD_S)
+        except ConnectionError:  # it ended before it read the settings
+            line = b""
         except TimeoutError:
             self.kill(f"did not import {name} within {_LOAD_S:g} s")
             raise EnvironmentLateError(

@@ -24,7 +24,7 @@ from typing import Any
 
 from hpc_grpo.episodes import Messages, Turn
 from hpc_grpo.episodes.builtin.tools import shortened
-from hpc_grpo.episodes.calls import calls_of
+from hpc_grpo.episodes.calls import arguments_of, calls_of
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.registry import ENVIRONMENTS
 
@@ -77,7 +77,8 @@ class Bfcl:
             return Turn(done=True)
         observation = []
         for call in calls:
-            result = f"Error: {call.error}" if call.error else self._apis.call(call.name, call.arguments)
+            arguments = arguments_of(call, self._apis.tools())
+            result = f"Error: {call.error}" if call.error else self._apis.call(call.name, arguments)
             observation.append({"role": "tool", "name": call.name, "content": shortened(result, _MAX_CHARS)})
             if not call.error:
                 self._results.append(result)

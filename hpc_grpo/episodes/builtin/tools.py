@@ -32,7 +32,7 @@ from pydantic import TypeAdapter, ValidationError, validate_call
 from pydantic.errors import PydanticUserError
 
 from hpc_grpo.episodes import Turn
-from hpc_grpo.episodes.calls import Call, calls_of
+from hpc_grpo.episodes.calls import Call, arguments_of, calls_of
 from hpc_grpo.episodes.host import in_thread
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.registry import ENVIRONMENTS, Registry
@@ -116,25 +116,14 @@ class Tools:
         if call.name not in self._functions:
             raise ValueError(f"there is no tool {call.name!r}. Tools: {', '.join(self._functions)}")
         function = self._functions[call.name]
-        arguments, schemas = call.arguments, self._schemas[call.name]["properties"]
-        if call.has_texts:
-            arguments = {key: _typed(text, schemas.get(key, {})) for key, text in arguments.items()}
-        bound = partial(function, **arguments)
-        called = bound() if inspect.iscoroutinefunction(function) else in_thread(bound)
+        bound = partial(function, **arguments_of(call, self.tools))
+        called = asyncio.ensure_future(bound() if inspect.iscoroutinefunction(function) else in_thread(bound))
         try:
             return await asyncio.wait_for(called, None if call.name == "python" else self._call_s)
         except TimeoutError as error:
+            if not called.cancelled():  # the tool's own error
+                raise
             raise TimeoutError(f"the tool {call.name} did not answer within {self._call_s:g} s") from error
-
-
-def _typed(text: str, schema: Mapping[str, Any]) -> Any:
-    """Parse a text as JSON. Return the text itself if it is no JSON, or if the parameter accepts a text."""
-    if "string" in [each.get("type") for each in (schema, *schema.get("anyOf", ()))]:
-        return text
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def schema_of(function: Callable[..., Any]) -> dict[str, Any]:

@@ -202,6 +202,7 @@ async def test_tool_calls_are_read_and_their_answers_go_on_from_the_sampled_ids(
         (f"The set {{1, 2}} needs adding.{CALL}", "The set {1, 2} needs adding."),
         ('I add.\n[{"name": "add", "arguments": {}}]', "I add."),
         ('<|python_tag|>{"name": "add", "parameters": {}}', None),
+        ('[TOOL_CALLS] [{"name": "add", "arguments": {}}]', None),
     ],
 )
 @in_scene()
@@ -209,6 +210,16 @@ async def test_the_text_before_a_call_is_kept(scene: Scene, written: str, before
     scene.write = lambda _: written
     message = await scene.say([user("x")], tools=[ADD])
     assert (message["content"], len(message["tool_calls"])) == (before, 1)
+
+
+@in_scene(
+    lambda _: "<tool_call><function=add><parameter=a>1</parameter><parameter=b>x</parameter></function></tool_call>"
+)
+async def test_arguments_in_xml_have_the_types_of_the_tools_parameters(scene: Scene) -> None:
+    types = {"a": {"type": ["integer", "null"]}, "b": {"type": ["string", "null"]}}
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": types}}}
+    [call] = (await scene.say([user("x")], tools=[tool]))["tool_calls"]
+    assert call["function"]["arguments"] == '{"a": 1, "b": "x"}'
 
 
 @in_scene(lambda _: '<tool_call>{"na')

@@ -41,6 +41,8 @@ def misbehave(how: str):
         os._exit(3)
     if how == "quit":
         sys.exit(3)
+    if how == "time out":
+        raise TimeoutError("the book did not open")
     if how == "break":
         raise ConnectionError("the database is away")
     if how == "flood":

@@ -76,6 +76,8 @@ class Bad:
             return Turn({"role": "tool", "content": "x", "name": "x" * 2_000_000})
         if message == "late":
             time.sleep(1.2)
+        if message == "own deadline":
+            raise TimeoutError
         if message == "set":
             return Turn([{"role": "user", "content": "x", "more": {1, 2}}])
         if message == "hang":

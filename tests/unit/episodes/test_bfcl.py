@@ -75,6 +75,20 @@ def test_replayed_calls_score_1_and_spoiled_ones_what_the_package_says():
             assert play(row["id"], other).reward == float(verdict_of_package(task, other)), (row, other)
 
 
+def test_calls_in_xml_have_the_values_of_the_functions_parameters():
+    rows = list(bfcl.tasks())[:20]
+    for row in rows:
+        task = bfcl._tasks()[row["id"]]
+        apis, environment, answer = bfcl.Apis(task), begun(row["id"]), None
+        for turn in task["ground_truth"]:
+            for name, own in (apis.read(call) for call in turn):
+                texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in own.items()}
+                words = "".join(f"<parameter={key}>{text}</parameter>" for key, text in texts.items())
+                environment.step(f"<tool_call><function={name}>{words}</function></tool_call>")
+            answer = environment.step("Done.")
+        assert answer is not None and answer.reward == 1.0, row
+
+
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [

@@ -439,6 +439,14 @@ def test_examples_of_the_assistant_hold_the_tokens_of_calls_and_no_special_ones(
     assert (prompt.count(call), prompt.count(start)) == (1, 4)
 
 
+@pytest.mark.parametrize("name", ["chatml", "qwen2_5", "qwen3"])
+def test_a_call_beside_an_empty_content_is_shown(name: str) -> None:
+    tokenizer, _, dialogue = made(name)
+    called = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}
+    prompt = dialogue.begin([user("1+1?"), called, user("Go on.")]).prompt
+    assert '"name": "add"' in text_of(tokenizer, prompt)
+
+
 @pytest.mark.parametrize("half", ["\ud83d", "x\udc00y"])
 def test_half_of_a_character_is_an_error_and_changes_nothing(half: str) -> None:
     _, _, dialogue = made("chatml")

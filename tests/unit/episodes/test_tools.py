@@ -319,6 +319,7 @@ def test_wrong_arguments_and_a_value_error_of_a_tool_are_told_to_the_model(argum
     [
         ("hang", TimeoutError, "the tool misbehave did not answer within 0.2 s"),
         ("quit", RuntimeError, r"raised SystemExit\(3\)"),
+        ("time out", TimeoutError, "^the book did not open"),
         ("break", ConnectionError, "the database is away"),
     ],
 )

@@ -79,6 +79,7 @@ def test_async_environments_answer_beside_each_other():
         ("wide", "characters is longer"),
         ("hang", "did not end within 0.5 s"),
         ("late", "did not end within 0.5 s"),
+        ("own deadline", "step TimeoutError"),
         ("set", "not JSON serializable"),
         ("eat", "MemoryError"),
         ("quit", "SystemExit: 4"),
@@ -92,6 +93,16 @@ def test_what_an_environment_does_wrong_fails_its_own_session(message, told):
 def test_a_reset_that_raises_is_a_failure_of_the_episode():
     with pytest.raises(EnvironmentFailedError, match="no such level"):
         play("Bad", row={"raises": True})
+
+
+@pytest.mark.parametrize("program", ["exit 1", "exec /bin/true"])
+def test_an_interpreter_that_ends_at_once_is_refused_in_words(tmp_path: Path, program: str) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{program}\n")
+    python.chmod(0o755)
+    environment = EnvironmentConfig(name=f"{FILE}:Guess", python=str(python))
+    with pytest.raises(ConfigError, match=r"cannot begin with the first row of data\.train: its process ended"):
+        first_answer("data.train", environment, {})
 
 
 @pytest.mark.parametrize("message", ["exit", "close"])
