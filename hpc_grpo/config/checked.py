@@ -10,7 +10,6 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from hpc_grpo.config.moved import explain_moved
 from hpc_grpo.errors import ConfigError, nearest
 from hpc_grpo.section import OWN, ByName, Loading, Section, variants
 
@@ -60,18 +59,15 @@ def checked(
     try:
         return section.model_validate(values, context=loading)
     except ValidationError as error:
-        lines: dict[str, tuple[str, Any] | None] = {}  # without repeats: several removed keys may have one new key
+        lines: dict[str, tuple[str, Any] | None] = {}
         for detail in error.errors():
             place = _place(section, detail["loc"])
             place.keys[:0] = above
-            key, value, beside = ".".join(place.keys), detail["input"], _beside(values, detail["loc"])
-            is_unknown, explained = detail["type"] == "extra_forbidden", list[str]()
-            if is_unknown or isinstance(value, Mapping):  # a mapping: the key may have been a section
-                explained += explain_moved(key, value, beside, place.valid_below if place.chosen else ())
-            if is_unknown and not explained and (meant := _in_another_section(key, place, section)):
-                explained = [f"{key}: unknown key; did you mean {meant!r}?"]
-            unknown = (key, value) if is_unknown else None
-            lines.update(dict.fromkeys(explained) or {_explained(place, detail, section): unknown})
+            key, is_unknown = ".".join(place.keys), detail["type"] == "extra_forbidden"
+            if is_unknown and (meant := _in_another_section(key, place, section)):
+                lines[f"{key}: unknown key; did you mean {meant!r}?"] = None
+            else:
+                lines[_explained(place, detail, section)] = (key, detail["input"]) if is_unknown else None
         raise InvalidConfigError(origin, lines) from None
 
 
@@ -88,13 +84,6 @@ def _in_another_section(key: str, place: _Place, root: type[BaseModel]) -> str:
         return f"{key.removesuffix(last)}{below[0]}"
     elsewhere = [each for each in everywhere if each.endswith(f".{last}")]
     return elsewhere[0] if len(elsewhere) == 1 else ""
-
-
-def _beside(values: Any, location: Sequence[int | str]) -> Mapping[str, Any]:
-    """Return the values of the section that holds a location; {} inside a list or a variant."""
-    for part in location[:-1]:
-        values = values.get(part) if isinstance(values, Mapping) else None
-    return values if isinstance(values, Mapping) else {}
 
 
 def _explained(place: _Place, detail: Any, root: type[BaseModel]) -> str:

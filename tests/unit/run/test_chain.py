@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
@@ -83,3 +84,13 @@ def test_a_record_from_before_num_nodes_moved_is_understood(run_dir: RunDir) -> 
     run_dir.chain.write_text(json.dumps({"links": [link], "successor": "", "ended": "", "slurm": slurm}))
     launch = read_chain(run_dir).launch(LaunchConfig())
     assert (launch.num_nodes, launch.slurm.partition, launch.slurm.time_min) == (3, "workq", 30)
+
+
+def test_a_chain_record_keeps_the_form_that_it_has_always_had(tmp_path: Path) -> None:
+    """A job of a 2-node run wrote it before the rename; follow-on jobs ask for as many nodes."""
+    run = RunDir(tmp_path)
+    run.chain.write_text('{"links": [], "successor": "", "ended": "", "slurm": {"num_nodes": 2, "time_min": 90}}')
+    had = read_chain(run).launch(LaunchConfig(num_nodes=1))
+    assert (had.num_nodes, had.slurm.time_min) == (2, 90)
+    assert ChainRecord().asking_for(had).slurm["num_nodes"] == 2
+    assert ChainRecord().asking_for(had).launch(LaunchConfig()) == had
