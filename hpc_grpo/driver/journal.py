@@ -56,10 +56,10 @@ class Journal:
         self.on_step = ""
 
     def record_eval(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record the eval before the first step. Later evals are part of their step's record."""
+        """Record the eval before an attempt's first step. Later evals are part of their step's record."""
         times = self.timer.finish_step()
         self._step_times.evals.add(times["time/eval_s"])
-        self._write(step, {**metrics, **times})
+        self._write(step, {**times, **metrics})
 
     def record_step(self, state: DriverState, metrics: Mapping[str, float], batch: Batch) -> None:
         step = state.step
@@ -173,17 +173,24 @@ class Session:
         """
         if self.callback is None:
             return False
-        history = read_metrics(self.run_dir.metrics)
-        self.callback.resume(history, step)
-        if step == 0 or step not in history:
-            return False
-        values = {name: value for name, value in history[step].items() if name not in ("step", "attempt", "time")}
-        return self.ends_after(step, {name: value for name, value in values.items() if not name.startswith("time/")})
+        self.callback.resume(read_metrics(self.run_dir.metrics), step)
+        values = {name: value for name, value in self._recorded(step).items() if not name.startswith("time/")}
+        return bool(values) and self.ends_after(step, values)
+
+    def lacks_eval(self, step: int) -> bool:
+        """Return whether `step` has no recorded eval, which may have failed in the last attempt."""
+        return not any(name.startswith("eval/") for name in self._recorded(step))
 
     def record_eval(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record an eval before an attempt's first step, together with what is recorded of `step`."""
         if self.callback is not None:
             self.callback.note(step, metrics)
-        self.journal.record_eval(step, metrics)
+        self.journal.record_eval(step, {**self._recorded(step), **metrics})
+
+    def _recorded(self, step: int) -> dict[str, float]:
+        """Return the recorded metrics of `step`; {} for step 0, whose model may have changed before the first step."""
+        values = read_metrics(self.run_dir.metrics).get(step, {}) if step else {}
+        return {name: value for name, value in values.items() if name not in ("step", "attempt", "time")}
 
     def record_step(self, state: DriverState, metrics: Mapping[str, float], batch: Batch) -> None:
         self.journal.record_step(state, metrics, batch)

@@ -130,8 +130,8 @@ class Checkpoints:
     def resume(self) -> DriverState:
         """Load the newest valid checkpoint and return its state, or the initial state if the run has never saved.
 
-        Renames newer damaged checkpoints, and removes unfinished ones. Raises ConfigError if the run has saved, but no
-        checkpoint is valid.
+        Renames newer damaged checkpoints, and removes unfinished ones. Writes an export that the last attempt did not
+        finish. Raises ConfigError if the run has saved, but no checkpoint is valid.
         """
         restore_dirs(self._run_dir.checkpoints)
         found, damaged = find_checkpoint(self._run_dir)
@@ -151,19 +151,23 @@ class Checkpoints:
             ) from error
         self._learners.load_checkpoint(found)
         self._saved_step = state.step
+        if self._exports.is_due(state.step) and not self._run_dir.export(state.step).exists():
+            self.export(state)
         return state
 
     def save_if_due(self, state: DriverState) -> None:
         """Save and export as often as `checkpoint` says. Also save after a run's first step, to measure a save's time.
 
+        Also save before an export, which may take longer than the time that is kept before the end of the allocation.
         With `checkpoint.behind_training`, training continues while the checkpoint is written. An error of this write
         is raised here, one or more steps later.
         """
         self._take_written(waits=False)
         is_measured = self._durations.p95_s is not None or self.is_writing
-        if not is_measured or self._saves.is_due(state.step):
+        exports = self._exports.is_due(state.step)
+        if exports or not is_measured or self._saves.is_due(state.step):
             self._begin(state, behind=self._config.behind_training)
-        if self._exports.is_due(state.step):
+        if exports:
             self.export(state)
 
     def save(self, state: DriverState) -> None:

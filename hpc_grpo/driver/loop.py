@@ -49,6 +49,8 @@ class LoopSession(Protocol):
 
     def ends_after(self, step: int, metrics: Mapping[str, float]) -> bool: ...
 
+    def lacks_eval(self, step: int) -> bool: ...
+
     def record_eval(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
     def record_step(self, state: DriverState, metrics: Mapping[str, float], batch: Batch) -> None: ...
@@ -82,7 +84,7 @@ class TrainingLoop:
         """Train from `state` until the run is complete or must stop; return the state reached."""
         session, timer = self.session, self.session.timer
         policy_version, _ = self._publish(state)
-        if state.step == 0 and (metrics := self._evaluate(state, policy_version)):
+        if session.lacks_eval(state.step) and (metrics := self._evaluate(state, policy_version)):
             session.record_eval(state.step, metrics)
         self.batches.start(policy_version)
         timer.start_over()

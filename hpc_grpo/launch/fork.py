@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hpc_grpo.config import Config, with_overrides
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.launch.freeze import is_listed, may_change, new_source, refuse_secrets, working_dir
+from hpc_grpo.launch.freeze import changeable, is_listed, new_source, refuse_secrets, working_dir
 from hpc_grpo.run.checkpoint import valid_checkpoints
 from hpc_grpo.run.files import fsync, read_jsonl, staging_path, write_atomic
 from hpc_grpo.run.frozen_config import differences, inherit_inputs, read_config, write_config
@@ -30,9 +30,9 @@ KEPT: dict[str, str] = {
     **dict.fromkeys(("train.zero_stage", "train.offload_optimizer"), "decides the files of the checkpoint"),
     "data.curriculum.": "the checkpoint holds its state",
     **dict.fromkeys(("data.train.", "data.held_out", "data.deduplicate", "data.shuffle"), _POSITION),
-    **dict.fromkeys(("data.max_prompt_tokens", "data.drop_long_prompts"), _POSITION),
+    **dict.fromkeys(("data.max_prompt_tokens", "data.drop_long_prompts", "train.max_tokens_per_microbatch"), _POSITION),
 }
-"""Keys that a fork cannot change, and why. Written like the entries of `launch.freeze.CHANGEABLE`."""
+"""Keys that a fork cannot change, unless a resume may, and why. Written like the entries of `freeze.CHANGEABLE`."""
 
 
 def fork(run: RunDir, step: int, argv: Sequence[str], overrides: Sequence[str]) -> RunDir:
@@ -81,10 +81,13 @@ def fork(run: RunDir, step: int, argv: Sequence[str], overrides: Sequence[str]) 
 
 def _refuse_kept(before: Config, config: Config, step: int) -> None:
     changed = differences(before, config)
-    entries = {key: [why for entry, why in KEPT.items() if is_listed(key, [entry])] for key in changed}
-    kept = {key: found[0] for key, found in entries.items() if found and not may_change(key)}
+    fixed = [key for key in changed if not is_listed(key, changeable(config))]
+    kept = {key: why for key in fixed for entry, why in KEPT.items() if is_listed(key, [entry])}
     if (before.train.adamw["weight_decay"] > 0.0) != (config.train.adamw["weight_decay"] > 0.0):
         kept["train.adamw.weight_decay"] = "AdamW has other parameter groups without a decay"
+    sizes = [] if config.train.total_steps else ["rollout.prompts_per_step", "task.args.batch_size"]
+    sizes += ["rollout.group_size"] if config.train.total_episodes else []
+    kept |= {key: "the length is not in steps: give train.total_steps too" for key in changed if key in sizes}
     if config.data.deduplicate:
         kept |= {key: "data.deduplicate compares with the eval sets" for key in changed if key.startswith("data.eval")}
     if kept:

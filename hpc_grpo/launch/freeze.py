@@ -64,8 +64,6 @@ CHANGEABLE: dict[str, str] = {
 The learning rate may not change: a run has one schedule. `hpc-grpo fork` begins a new run with another.
 """
 
-_MAY_CHANGE = f"What may change in it: {', '.join(f'{key}*' if key.endswith('.') else key for key in CHANGEABLE)}."
-
 _GIT_DEADLINE_S = 10.0
 """Limits all git commands together: git looks at every file of the checkout, on a file system that may be busy."""
 _MAX_DIFF_CHARACTERS = 4_000_000
@@ -120,11 +118,8 @@ def refuse_sweep(config: Config) -> None:
 def refuse_other_config(run: RunDir, config: Config) -> dict[str, tuple[Any, Any]]:
     """Return how `config` differs from the run's. Raises ConfigError if a resume may not change one of these keys."""
     changed = differences(read_config(run), config)
-    if forbidden := _forbidden(run, changed):
-        raise ConfigError(
-            f"The run name {config.run.name!r} is taken by another config, in {run.path}:\n{forbidden}\n"
-            f"Choose another run.name, or give the values of that run to resume it. {_MAY_CHANGE}"
-        )
+    taken = f"The run name {config.run.name!r} is taken by another config, in {run.path}"
+    _refuse(run, config, changed, taken, "Choose another run.name, or give the values of that run to resume it.")
     return changed
 
 
@@ -137,12 +132,9 @@ def reconfigured(run: RunDir, overrides: Sequence[str]) -> Config:
             f"run.name and run.root say which run it is, and cannot become {str(config.run_path)!r}. Leave them out, "
             f"or start a new run: hpc-grpo submit CONFIG run.name=NAME."
         )
-    if forbidden := _forbidden(run, differences(there, config)):
-        raise ConfigError(
-            f"A run that has trained cannot change these keys:\n{forbidden}\n"
-            f"Start a new run with them: hpc-grpo submit CONFIG run.name=NAME KEY=VALUE, or from a checkpoint: "
-            f"hpc-grpo fork {run.path} --step N KEY=VALUE. {_MAY_CHANGE}"
-        )
+    new = f"hpc-grpo submit CONFIG run.name=NAME KEY=VALUE, or from a checkpoint: hpc-grpo fork {run.path} --step N"
+    fix = f"Start a new run with them: {new} KEY=VALUE."
+    _refuse(run, config, differences(there, config), "A run that has trained cannot change these keys", fix)
     return config
 
 
@@ -162,8 +154,10 @@ def working_dir(run: RunDir) -> Path:
     return folder
 
 
-def may_change(key: str) -> bool:
-    return is_listed(key, CHANGEABLE)
+def changeable(config: Config) -> list[str]:
+    """Return the entries of CHANGEABLE, without the length limit if the run drops demonstrations by it."""
+    drops = config.data.drop_long_prompts and config.needs.labels
+    return [entry for entry in CHANGEABLE if not (drops and entry == "train.max_tokens_per_microbatch")]
 
 
 def is_listed(key: str, entries: Collection[str]) -> bool:
@@ -192,22 +186,27 @@ def _take_up(run: RunDir, config: Config, now: Mapping[str, Any], accepts_change
         find_checkpoint(run, check_hashes=False)
     if accepts_changes:
         accept_changes(run, now["argv"])
+    # Before the config: a command killed between the two can be repeated.
+    if run.is_complete() and _extends(run, changed):
+        run.complete_marker.unlink()
     # Also replace a damaged copy, and the copy of a moved run.
     if takes_copy or "copy" not in source:
         write_config(run, config)
     else:
         rewrite_config(run, config, changed)
-    if run.is_complete() and _extends(run, changed):
-        run.complete_marker.unlink()
     pairs = {key: list(pair) for key, pair in changed.items()}
     source["resumed"].append({**now, "changed": pairs, "accepts_changes": accepts_changes})
     write_record(run.source, source, keep_copy=True)
 
 
-def _forbidden(run: RunDir, changed: dict[str, tuple[Any, Any]]) -> str:
-    """List the changes that the run does not allow, one line each; "" for none."""
-    keys = [] if _never_trained(run) else [key for key in changed if not may_change(key)]
-    return "\n".join(f"  {key}: {changed[key][0]!r} there, {changed[key][1]!r} now" for key in keys)
+def _refuse(run: RunDir, config: Config, changed: Mapping[str, tuple[Any, Any]], problem: str, fix: str) -> None:
+    """Raise ConfigError with `problem` and `fix` if a resume may not change one of the keys."""
+    may = changeable(config)
+    keys = [] if _never_trained(run) else [key for key in changed if not is_listed(key, may)]
+    if keys:
+        listed = "\n".join(f"  {key}: {changed[key][0]!r} there, {changed[key][1]!r} now" for key in keys)
+        shown = ", ".join(f"{key}*" if key.endswith(".") else key for key in may)
+        raise ConfigError(f"{problem}:\n{listed}\n{fix} What may change in it: {shown}.")
 
 
 def _extends(run: RunDir, changed: Collection[str]) -> bool:

@@ -21,10 +21,10 @@ from hpc_grpo.config import Config
 from hpc_grpo.metrics.profiling import StackProfile, TorchTrace
 from hpc_grpo.run.checkpoint import FileEntry
 from hpc_grpo.run.contract import SHM_DIR_VARIABLE
-from hpc_grpo.run.files import when_there_is_space
 from hpc_grpo.run.pulse import PULSE, patience_of_actor
 from hpc_grpo.run.stacks import dump_stacks_on_signal
 from hpc_grpo.system.gpus import keep_near_gpus
+from hpc_grpo.system.say import not_worth_the_run
 from hpc_grpo.system.usage import METER, Usage
 from hpc_grpo.types import Minibatch, ParameterSpec, RemoteGroup, TrainSequence
 
@@ -89,7 +89,9 @@ class LearnerActor:
                 from hpc_grpo.learner.record import save_share
 
                 disk, share = self._learner.files.disk, (self._rank // degree, self._world_size // degree)
-                when_there_is_space(lambda: save_share(disk, record, *share, fetched), "the step's batch")
+                # Does not wait for disk space: a learner hears of no request to stop.
+                with not_worth_the_run("The step's batch was not kept"):
+                    save_share(disk, record, *share, fetched)
             return self._learner.train_step(fetched, None if measured is None else self._sequences(measured))
 
     def microbatches(self) -> tuple[int, int]:

@@ -80,9 +80,9 @@ class Critic(LearnerPart):
         manifest = read_manifest(folder)
         if manifest is not None and manifest.world_size != self.world_size:
             raise ConfigError(
-                f"Checkpoint {folder} holds a critic of {manifest.world_size} learners, but this run has "
-                f"{self.world_size}. A critic needs the same number of learners: set launch.num_nodes and "
-                f"placement.learners_per_node accordingly."
+                f"Checkpoint {folder} holds a critic of {manifest.world_size} learners, and only as many can load it, "
+                f"not {self.world_size}. Resume with launch.num_nodes and placement.learners_per_node for this number. "
+                f"`hpc-grpo model replay` has one learner, and cannot train steps of such a run again."
             )
         with settings_of_config(self._engine):
             found, _ = self._engine.load_checkpoint(str(folder), tag=_TAG)

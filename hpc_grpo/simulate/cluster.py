@@ -269,6 +269,9 @@ class SimulatedRun:
     def ends_after(self, step: int, metrics: Mapping[str, float]) -> bool:
         return False
 
+    def lacks_eval(self, step: int) -> bool:
+        return False
+
     def batch_record(self, step: int) -> None:
         return None
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hpc_grpo.cli.replay import Replay, shown
+from hpc_grpo.cli.replay import Replay, export_checkpoint, shown
 from hpc_grpo.config import Config, load_config
 from hpc_grpo.errors import EXIT_CONFIG
 from hpc_grpo.launch.freeze import freeze
+from hpc_grpo.run.checkpoint import Manifest, hash_files, write_manifest
 from hpc_grpo.run.paths import RunDir
 from tests.support.command import call
+from tests.support.configs import minimal_config
 
 SAME = Replay({"loss/policy": 0.1, "lr": 1e-6}, {"loss/policy": 0.1, "lr": 1e-6, "loss/kl": 2.0}, 1, 4)
 
@@ -89,6 +92,30 @@ def test_relative_paths_of_the_config_are_those_of_the_folder_that_the_run_was_s
     monkeypatch.chdir(tmp_path)
     done = call("model", "export", str(run.path))
     assert (asked, done.stdout) == ([started_in], f"{run.export(3)}\n")
+
+
+@pytest.mark.parametrize(("num_learners", "loaded"), [(1, ["critic", "adapter"]), (2, ["adapter"])])
+def test_an_export_leaves_out_the_critic_that_one_learner_cannot_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_learners: int, loaded: list[str]
+) -> None:
+    ppo = minimal_config(task="ppo", run={"name": "r", "root": str(tmp_path)})
+    run = RunDir(ppo.run_path)
+    run.checkpoint(4).mkdir(parents=True)
+    (run.checkpoint(4) / "weights.pt").touch()
+    files = tuple(hash_files(run.checkpoint(4), ["weights.pt"]))
+    write_manifest(run.checkpoint(4), Manifest(4, num_learners, 2, files, {"step": 4}))
+    parts = [SimpleNamespace(name="critic", ds_engines=[1]), SimpleNamespace(name="adapter", ds_engines=[])]
+    exported: list[Path] = []
+    for name, stand_in in {
+        "learner.Learner": lambda *_, **__: SimpleNamespace(parts=parts),
+        "checkpoint.write_universal": lambda *_: None,
+        "checkpoint.load_checkpoint": lambda learner, *_: names.extend(part.name for part in learner.parts),
+        "checkpoint.export_model": lambda _learner, folder, merged: exported.append(folder),
+    }.items():
+        monkeypatch.setattr(f"hpc_grpo.learner.{name}", stand_in)
+    names: list[str] = []
+    assert [export_checkpoint(run, None, ppo)] == exported == [run.export(4)]
+    assert names == loaded
 
 
 def test_a_step_whose_batch_was_not_kept_is_an_error_that_names_the_key(run: RunDir) -> None:

@@ -44,6 +44,7 @@ class FakeLearners:
         pass
 
     def export(self, path: Path) -> None:
+        self.done.append(f"export {path.name}")
         path.mkdir(parents=True)
 
 
@@ -150,6 +151,22 @@ def test_a_write_that_fails_is_an_error_of_the_run_and_the_step_can_be_saved_aga
 def test_a_run_may_wait_for_the_disk_instead(learners: Any, tmp_path: Path) -> None:
     checkpoints_of(learners, tmp_path, "checkpoint.behind_training=false").save_if_due(DriverState(1))
     assert learners.done == ["stage 1", "step_1 written"]
+
+
+def test_a_step_is_saved_before_its_export_which_may_outlast_the_allocation(learners: Any, tmp_path: Path) -> None:
+    words = ["checkpoint.every=null", "checkpoint.export_every=2", "checkpoint.behind_training=false"]
+    checkpoints = checkpoints_of(learners, tmp_path, *words)
+    for step in (1, 2, 3):
+        checkpoints.save_if_due(DriverState(step))
+    assert learners.done[2:] == ["stage 2", "step_2 written", "export step_2"]
+
+
+def test_an_export_that_was_cut_is_written_by_the_resume(learners: Any, tmp_path: Path) -> None:
+    write_checkpoint(RunDir(tmp_path).checkpoint(2))
+    for exports in (["export step_2"], []):
+        assert checkpoints_of(learners, tmp_path, "checkpoint.export_every=2").resume() == DriverState(2)
+        assert learners.done == exports
+        learners.done.clear()
 
 
 @pytest.mark.parametrize(("keep", "left"), [("null", [2, 4, 6, 7]), ("2", [6, 7]), ("1", [7])])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import ANY, MagicMock
 
 import pytest
 
@@ -194,6 +194,41 @@ def test_a_resumed_run_asks_the_callback_again_after_the_step_of_its_checkpoint(
         assert evals == {0: {"eval/pass@1": 0.25}}
         assert metrics.keys() >= {"reward/mean", "tokens/completion_total"}
         assert not [name for name in metrics if name in ("step", "attempt") or name.startswith("time")]
+
+
+def test_an_eval_of_a_resumed_step_joins_what_is_recorded_of_it(
+    make_journal: Callable[[StepTimes], Journal], run_dir: RunDir, clock: list[float]
+) -> None:
+    journal, unused = make_journal(StepTimes.after(None)), None
+    parts: Any = (run_dir, LENGTH, journal, unused, unused, unused)
+    session = Session(minimal_config(), *parts)
+    clock[0] = 2.0
+    journal.record_step(DriverState(1, 1), METRICS, Batch([], [0], {}))
+    before = read_metrics(run_dir.metrics)[1]
+    assert session.lacks_eval(1)
+    with journal.timer.phase("eval"):
+        clock[0] = 9.0
+    session.record_eval(1, {"eval/pass@1": 0.25})
+    journal.close()
+    own = {"time": ANY, "eval/pass@1": 0.25, "time/eval_s": 7.0}
+    assert read_metrics(run_dir.metrics) == {1: {**before, **own}}
+    assert not session.lacks_eval(1)
+
+
+def test_the_eval_of_step_0_is_taken_again(
+    make_journal: Callable[[StepTimes], Journal], run_dir: RunDir, clock: list[float]
+) -> None:
+    """A run that has not trained may resume with another model or other eval sets."""
+    journal, unused = make_journal(StepTimes.after(None)), None
+    parts: Any = (run_dir, LENGTH, journal, unused, unused, unused)
+    session = Session(minimal_config(), *parts)
+    for name in ("eval/old/pass@1", "eval/new/pass@1"):
+        assert session.lacks_eval(0)
+        with journal.timer.phase("eval"):
+            clock[0] += 1.0
+        session.record_eval(0, {name: 0.25})
+    journal.close()
+    assert [name for name in read_metrics(run_dir.metrics)[0] if name.startswith("eval/")] == ["eval/new/pass@1"]
 
 
 def test_a_sink_that_cannot_be_closed_leaves_no_other_open(make_journal: Callable[[StepTimes], Journal]) -> None:

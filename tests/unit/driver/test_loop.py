@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ class FakeRun:
         ends_after: int | None = None,
     ) -> None:
         self.done: list[str] = []
+        self.evals: list[dict[str, float]] = []
         self.is_writing = False
         self.timer = StepTimer()
         self._fails = fails or {}
@@ -91,6 +93,7 @@ class FakeRun:
 
     def record_eval(self, step: int, metrics: dict[str, float]) -> None:
         self.done.append(f"record eval {step}")
+        self.evals.append(metrics)
 
     def record_step(self, state: DriverState, metrics: dict[str, float], batch: Batch) -> None:
         self._do(f"record {state.step} {' '.join(sorted(metrics))}")
@@ -184,6 +187,19 @@ def test_a_reward_that_fails_over_a_step_loses_none() -> None:
     for error in (RewardError, ConfigError):
         run = FakeRun({"take 3": error("sympy is gone")})
         assert failing(run, error, "sympy is gone")[-2:] == ["take 3", "save 2 20"]
+
+
+def test_an_eval_that_failed_is_repeated_by_the_resume_and_recorded_with_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the run directory of a FakeRun
+    step = {"step": 3, "attempt": 1, "time": 1.0, "loss/policy": 1.0}
+    for recorded, evaluates in ((step, True), ({**step, "eval/pass@1": 0.5}, False)):
+        Path("metrics.jsonl").write_text(json.dumps(recorded) + "\n")
+        run = FakeRun()
+        assert run.loop.run(DriverState(3, 30)) == DriverState(3, 30)
+        assert run.done == ["publish 3", *(["eval 3", "record eval 3"] if evaluates else []), "start 3"]
+        assert run.evals == ([{"loss/policy": 1.0, "eval/pass@1": 0.5}] if evaluates else [])
 
 
 def test_a_reward_that_fails_over_an_eval_loses_no_step() -> None:

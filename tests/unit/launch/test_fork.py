@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from hpc_grpo.config import Config, load_config
+from hpc_grpo.config import Config, load_config, with_overrides
 from hpc_grpo.errors import EXIT_CONFIG
 from hpc_grpo.launch import fork as forking
 from hpc_grpo.launch.freeze import freeze
@@ -161,6 +161,38 @@ def test_a_fork_is_compared_with_its_run_and_looks_like_a_run(run: RunDir, tmp_p
     assert call("status", new).exit_code == call("config", new).exit_code == 0
     facts = run_data(RunDir(Path(new)), "x", MetricColumns(run.metrics), 0.0)["facts"]
     assert ["forked from", f"step 2 of {run.path}"] in facts
+
+
+@pytest.mark.parametrize(
+    ("length", "word", "is_refused"),
+    [
+        ("train.total_epochs=2", "rollout.prompts_per_step=3", True),
+        ("train.total_epochs=2", "rollout.group_size=2", False),
+        ("train.total_episodes=400", "rollout.group_size=2", True),
+        ("train.total_steps=20", "rollout.prompts_per_step=3", False),
+    ],
+)
+def test_a_step_of_another_size_needs_a_length_in_steps(
+    run: RunDir, tmp_path: Path, length: str, word: str, is_refused: bool
+) -> None:
+    """Steps of the other size would be counted as if they had this one."""
+    write_config(run, with_overrides(read_config(run), [length]))
+    result = fork(run, "--step", "2", word)
+    assert (result.exit_code == EXIT_CONFIG) is is_refused
+    if is_refused:
+        assert "now (the length is not in steps: give train.total_steps too)" in result.stderr
+        assert fork(run, "--step", "2", word, "train.total_steps=20").exit_code == 0
+    changed = differences(read_config(run), read_config(RunDir(tmp_path / "debug-from-2")))
+    assert word in [f"{key}={now}" for key, (_, now) in changed.items()]
+
+
+@pytest.mark.parametrize("drops", [True, False])
+def test_a_fork_keeps_the_limit_that_decides_which_demonstrations_are_dropped(run: RunDir, drops: bool) -> None:
+    words = [f"run.root={run.path.parent}", f"run.name={run.path.name}", f"data.drop_long_prompts={drops}"]
+    write_config(run, load_config("local/tiny_sft", words))
+    result = fork(run, "--step", "2", "train.max_tokens_per_microbatch=64")
+    assert ("there, 64 now (the checkpoint holds a position in the data)" in result.stderr) is drops
+    assert (result.exit_code == EXIT_CONFIG) is drops
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hpc_grpo.config.load import CONFIGS_DIR as CONFIGS
 from hpc_grpo.config.load import read_layers
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch import freeze as freezing
-from hpc_grpo.launch.freeze import CHANGEABLE, freeze, is_listed, may_change, reconfigured, working_dir
+from hpc_grpo.launch.freeze import CHANGEABLE, freeze, is_listed, reconfigured, working_dir
 from hpc_grpo.run.chain import ChainRecord, write_chain
 from hpc_grpo.run.checkpoint import Manifest, hash_files, write_manifest
 from hpc_grpo.run.frozen_config import differences, flat
@@ -130,6 +130,42 @@ def test_a_longer_run_is_no_longer_complete(tmp_path: Path) -> None:
     assert not run.is_complete()
 
 
+def test_a_command_that_was_killed_while_it_extends_a_run_extends_it_when_given_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, longer = freeze(config(tmp_path, "train.total_steps=9"), [], []), config(tmp_path, "train.total_steps=12")
+    leave_a_step(run)
+    run.complete_marker.touch()
+    rewrite = freezing.rewrite_config
+
+    def killed(*args: Any) -> None:
+        rewrite(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(freezing, "rewrite_config", killed)
+    with pytest.raises(KeyboardInterrupt):
+        freeze(longer, [], [])
+    assert not freezing.is_over(run, longer)
+
+
+@pytest.mark.parametrize("drops", [True, False])
+def test_a_limit_that_decides_which_demonstrations_are_dropped_may_not_change(tmp_path: Path, drops: bool) -> None:
+    """A resume would number the items differently."""
+    sft = [f"run.root={tmp_path}", f"data.drop_long_prompts={drops}"]
+    run = freeze(load_config("local/tiny_sft", sft), [], [])
+    leave_a_step(run)
+    words = ["train.max_tokens_per_microbatch=64", "train.num_threads=1"]
+    if not drops:
+        assert freeze(reconfigured(run, words), [], []) == run
+        return
+    said = r"\n  train.max_tokens_per_microbatch: \d+ there, 64 now\n"
+    with pytest.raises(ConfigError, match=said) as caught:
+        reconfigured(run, words)
+    assert "max_tokens" not in str(caught.value).partition("What may change in it: ")[2]
+    with pytest.raises(ConfigError, match=said):
+        freeze(load_config("local/tiny_sft", [*sft, *words]), [], [])
+
+
 def test_a_root_that_cannot_be_written_is_a_config_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"cannot be written.*run\.root"):
@@ -213,7 +249,7 @@ def test_every_entry_names_keys_that_exist_and_has_a_reason(entry: str) -> None:
     ],
 )
 def test_a_key_may_change_only_where_the_table_has_it(key: str, may: bool) -> None:
-    assert may_change(key) is may
+    assert is_listed(key, CHANGEABLE) is may
 
 
 def test_a_difference_inside_a_list_of_sections_names_the_item() -> None:

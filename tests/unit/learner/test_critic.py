@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from hpc_grpo.errors import HpcGrpoError
+from hpc_grpo.errors import ConfigError, HpcGrpoError
 from hpc_grpo.learner import critic as critic_module
 from hpc_grpo.learner.critic import Critic, generalized_advantages, token_rewards, value_losses
 from hpc_grpo.learner.packing import zero_weight_batch
+from hpc_grpo.run.checkpoint import Manifest, write_manifest
 from hpc_grpo.run.pulse import PULSE
 from hpc_grpo.types import TrainSequence
 from tests.support.configs import minimal_config
@@ -40,6 +42,14 @@ def test_gae_of_several_turns_equals_a_loop_over_all_tokens_that_steps_over_obse
         largest = max(largest, float(np.abs(np.array([found, returns]) - np.array(expected[::-1]).T).max()))
     print(f"| GAE over turns | largest difference {largest:.1e} |")
     assert largest < 1e-5
+
+
+def test_a_critic_of_another_number_of_learners_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    critic: Any = Critic.__new__(Critic)
+    critic.world_size = 1
+    write_manifest(tmp_path, Manifest(1, 2, 1, ()))
+    with pytest.raises(ConfigError, match=r"a critic of 2 learners.*placement\.learners_per_node.*replay` has one"):
+        critic.load(tmp_path, None)
 
 
 VERL = "verl-project/verl tests/trainer/ppo/test_reinforce_pp_multiturn_on_cpu.py"

@@ -1,15 +1,22 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
 
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.learner.actor import LearnerActor
 from hpc_grpo.learner.record import read_batches, save_share
 from hpc_grpo.learner.staging import RunDisk
+from hpc_grpo.metrics.reductions import Mean
 from hpc_grpo.types import Minibatch, TrainSequence
+from tests.support.configs import minimal_config
 from tests.support.sequences import ordinary_sequence
 
 
@@ -57,6 +64,25 @@ def test_a_share_that_an_attempt_with_other_learners_left_is_not_taken_for_this_
     with pytest.raises(
         ConfigError, match=r"not the record of one step: it has 4 trained tokens in 2 sequences, not 6 in 3"
     ):
+        read_batches(tmp_path)
+
+
+def test_a_full_disk_costs_the_record_and_not_the_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A learner that waited for space would hear of no request to stop."""
+
+    class FullDisk(RunDisk):
+        @contextmanager
+        def new_file(self, path: Path) -> Iterator[BinaryIO]:
+            with super().new_file(path), Path("/dev/full").open("wb") as full:
+                yield full
+
+    actor: Any = LearnerActor.__new__(LearnerActor)
+    actor._config, actor._rank, actor._world_size, actor._sequences = minimal_config(), 0, 1, list
+    files, trained = SimpleNamespace(disk=FullDisk()), {"loss/policy": Mean(1.0)}
+    actor._learner = SimpleNamespace(files=files, train_step=lambda *_: trained)
+    assert actor.train(SHARES[0], tmp_path, None) == trained
+    assert "The step's batch was not kept: [Errno 28]" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"rank_0.npz cannot be read"):
         read_batches(tmp_path)
 
 
