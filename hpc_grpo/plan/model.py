@@ -181,7 +181,10 @@ def read_shape(settings: Mapping[str, Any], source: str) -> ModelShape:
     settings = {**settings, **(settings.get("text_config") or {})}
     missing = [key for key in _REQUIRED if not isinstance(settings.get(key), int)]
     if missing:
-        raise ConfigError(f"{source}: plan knows decoder models only (its config.json has no {', '.join(missing)}).")
+        raise ConfigError(
+            f"{source}: its config.json has no {', '.join(missing)}, from which plan computes a decoder's sizes. If "
+            "these are the defaults of its class, add them to config.json. Or plan a model of its size: --size."
+        )
     kind, heads = settings.get("model_type"), settings["num_attention_heads"]
     num_experts = settings.get("num_local_experts") or settings.get("num_experts") or 0
     has_bias = bool(settings.get("attention_bias", False))

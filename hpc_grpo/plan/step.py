@@ -21,14 +21,15 @@ from hpc_grpo.plan.fit import Plan
 class Workload:
     """The work of a step whose sequences all have full length: lengths are unknown before sampling.
 
-    `learner_tokens` are the tokens that learners compute; a shared prompt counts once. `num_microbatches` is for one
-    learner.
+    `learner_tokens` are the tokens that learners compute; a shared prompt counts once. Engines and learners get whole
+    groups: `sequences_per_engine`, `num_microbatches` and `most_trained` are those of the one with the most.
     """
 
     num_sequences: int
     max_tokens: int
     max_new_tokens: int
     sequences_per_engine: int
+    most_trained: int
     num_microbatches: int
     learner_tokens: int
 
@@ -40,23 +41,25 @@ def workload(plan: Plan) -> Workload | None:
         return None
     sequences, engines = rollout.prompts_per_step * rollout.group_size, plan.num_nodes * engines_per_node(config)
     prompts = rollout.prompts_per_step if budget_of(config).shares_prompts else sequences
+    num_learners, times = max(1, plan.num_learners // config.train.sequence_parallel), config.train.num_minibatches
+    groups = ceil(rollout.prompts_per_step / (times * num_learners))
     return Workload(
         num_sequences=sequences,
         max_tokens=sequences * config.max_model_len,
         max_new_tokens=sequences * config.most_sampled,
-        sequences_per_engine=ceil(sequences / engines),
-        num_microbatches=_num_microbatches(config, max(1, plan.num_learners // config.train.sequence_parallel)),
+        sequences_per_engine=ceil(rollout.prompts_per_step / engines) * rollout.group_size,
+        most_trained=times * groups * rollout.group_size,
+        num_microbatches=times * _num_microbatches(config, groups),
         learner_tokens=prompts * config.data.max_prompt_tokens + sequences * config.longest_rollout,
     )
 
 
-def _num_microbatches(config: Config, num_learners: int) -> int:
-    """Return the most microbatches of one learner, or one sequence-parallel group, in a step of longest sequences."""
+def _num_microbatches(config: Config, groups: int) -> int:
+    """Return the microbatches of one learner, or one sequence-parallel group, for groups of longest sequences."""
     budget, longest, group = budget_of(config), config.max_model_len, config.rollout.group_size
     if not budget.shares_prompts:
-        sequences = ceil(config.rollout.prompts_per_step * group / num_learners)
-        return ceil(sequences / max(1, budget.max_tokens // longest))
-    groups, prompt = ceil(config.rollout.prompts_per_step / num_learners), config.data.max_prompt_tokens
+        return ceil(groups * group / max(1, budget.max_tokens // longest))
+    prompt = config.data.max_prompt_tokens
     tokens = max(prompt + group * config.longest_rollout, ceil(group * longest / KEYS_OF_A_TOKEN))
     if tokens <= budget.max_tokens:
         return ceil(groups / (budget.max_tokens // tokens))

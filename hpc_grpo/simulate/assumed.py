@@ -80,7 +80,8 @@ def longest_step(plan: Plan) -> tuple[float, float] | None:
     decoding, at_once = _decoding(plan, config.longest_rollout), config.engine.max_num_seqs
     full, rest = divmod(load.sequences_per_engine, at_once)
     decode_s = full * decoding(at_once) + (decoding(rest) if rest else 0.0)
-    return config.most_sampled * decode_s, training_rate(plan)(load.max_new_tokens / plan.num_learners)
+    tokens = load.most_trained * config.most_sampled / config.train.sequence_parallel
+    return config.most_sampled * decode_s, training_rate(plan)(tokens)
 
 
 def simulated(plan: Plan, lag: int) -> Forecast | None:

@@ -24,8 +24,26 @@ def test_tokens_of_a_step_by_hand() -> None:
     assert load.num_sequences == 64 * 16
     assert load.max_tokens == 1024 * 4096
     assert load.max_new_tokens == 1024 * 3072
-    assert load.sequences_per_engine == 171  # 1024 / 6 engines
+    assert load.sequences_per_engine == 11 * 16  # 64 groups of 16 for 6 engines
     assert load.num_microbatches == 256  # 512 a learner, two of 4096 tokens in each 8192
+
+
+@pytest.mark.parametrize(
+    ("prompts", "minibatches", "groups_of_the_fullest"), [(64, 1, 11), (8, 1, 2), (64, 8, 16), (64, 16, 16)]
+)
+def test_learners_get_whole_groups_of_each_minibatch(
+    prompts: int, minibatches: int, groups_of_the_fullest: int
+) -> None:
+    """As many as the driver deals to the fullest of six learners."""
+    config = planned_config(
+        train={"zero_stage": 3, "num_minibatches": minibatches},
+        placement={"learners_per_node": 3},
+        rollout={"prompts_per_step": prompts, "group_size": 16, "max_new_tokens": 3072},
+    )
+    load = workload(make_plan(family_model("7B"), config, 2, GH200))
+    assert load is not None
+    assert load.most_trained == groups_of_the_fullest * 16
+    assert load.num_microbatches == groups_of_the_fullest * 16 / 2
 
 
 def test_shared_prompts_are_computed_once_a_group() -> None:
