@@ -16,7 +16,7 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.freeze import is_over
 from hpc_grpo.launch.place.base import refuse_hosts
 from hpc_grpo.launch.place.joined.place import HEAD_VARIABLE, stop_here
-from hpc_grpo.launch.place.joined.roles import Role, find_role
+from hpc_grpo.launch.place.joined.roles import Role, by_hand, find_role
 from hpc_grpo.launch.place.joined.worker import Worker
 from hpc_grpo.run.paths import RunDir
 
@@ -50,7 +50,7 @@ def host() -> None:
 @STARTS_RUN
 def head(config_name: str, overrides: tuple[str, ...], accepts_changes: bool, driver: str) -> None:
     """Lead the run from this host. Waits for launch.num_nodes - 1 workers, then trains. Port: $RAY_HEAD_PORT."""
-    _lead(_request(config_name, overrides, _role_by_hand()), accepts_changes, driver)
+    _lead(_request(config_name, overrides, by_hand(os.environ)), accepts_changes, driver)
 
 
 @host.command()
@@ -58,7 +58,7 @@ def head(config_name: str, overrides: tuple[str, ...], accepts_changes: bool, dr
 @OVERRIDES
 def worker(config_name: str, overrides: tuple[str, ...]) -> None:
     """Join the run from this host until the run is over, or Ctrl+C. Head: $RAY_HEAD_IP and $RAY_HEAD_PORT."""
-    role = _role_by_hand()
+    role = by_hand(os.environ)
     if not role.head:
         raise ConfigError("RAY_HEAD_IP is not set: export the head's address, as in RAY_HEAD_IP=192.168.1.100.")
     _work(_request(config_name, overrides, role), role)
@@ -72,17 +72,9 @@ def stop(config_name: str, overrides: tuple[str, ...]) -> None:
 
     On a worker, only this node leaves the run. The run continues if launch.min_nodes allows it.
     """
-    request = _request(config_name, overrides, _role_by_hand())
+    request = _request(config_name, overrides, by_hand(os.environ))
     for line in stop_here(RunDir(request.config.run_path)):
         echo(line)
-
-
-def _role_by_hand() -> Role:
-    """Return the role from RAY_HEAD_IP, RAY_HEAD_PORT and EXPECTED_WORKERS. Default: head on port 10001."""
-    names = ("RAY_HEAD_IP", "RAY_HEAD_PORT", "EXPECTED_WORKERS")
-    given = {name: value for name, value in os.environ.items() if name in names}
-    role = find_role({"RAY_HEAD_PORT": "10001", **given})
-    return role if role.convention == "hosts by hand" else Role(is_head=True, head="", port=10001)
 
 
 def _request(config_name: str, overrides: Sequence[str], role: Role) -> Request:

@@ -233,7 +233,7 @@ def export_checkpoint(run: RunDir, step: int | None, config: Config, *, merged: 
     checkpoint = found[max(found) if step is None else step]
     learner = Learner(config, total_optimizer_steps=1)
     if checkpoint.manifest.world_size > 1 and config.needs.critic:
-        print("The critic is left out: only as many learners as in the run can load it.")
+        echo("The critic is left out: only as many learners as in the run can load it.", err=True)
         learner.parts = [part for part in learner.parts if not part.ds_engines]
     load_here(learner, checkpoint)
     export_model(learner, run.export(checkpoint.step), merged=merged)

@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import os
 import shutil
 import time
 from dataclasses import asdict
@@ -24,7 +24,7 @@ from typing import Any
 
 from hpc_grpo.fleet.messages import AttemptKey
 from hpc_grpo.fleet.states import Ending
-from hpc_grpo.run.files import from_known, read_record, write_atomic, write_record
+from hpc_grpo.run.files import from_known, read_record, write_record
 from hpc_grpo.system.processes import ProcessIdentity
 
 MARK = "HPC_GRPO_FLEET_ATTEMPT"
@@ -80,7 +80,10 @@ class AttemptFolder:
         return time.time() - lease.stat().st_mtime > float(spec["lease_s"]) + float(spec["end_s"]) + _MARGIN_S
 
     def renew(self, uptime: float) -> None:
-        write_atomic(self.path / "lease", json.dumps(uptime))
+        """Write the lease in place: its size never changes, so a full disk does not end the job."""
+        descriptor = os.open(self.path / "lease", os.O_WRONLY | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(f"{uptime:020.3f}".encode())
 
     def leased_at(self) -> float | None:
         try:

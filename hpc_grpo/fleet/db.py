@@ -152,7 +152,7 @@ class Database:
         """Open the database. Raises ConfigError for an unknown URL, and does not print it: it may hold a password."""
         try:
             parsed = make_url(url)
-        except sa.exc.ArgumentError:
+        except (sa.exc.ArgumentError, ValueError):
             raise ConfigError(f"{_OF_URL} It cannot be read as a URL.") from None
         kind = parsed.get_backend_name()
         if kind not in ("sqlite", "postgresql"):

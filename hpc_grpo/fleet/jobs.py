@@ -47,6 +47,8 @@ def submit_job(db: Database, job: Mapping[str, Any], settings: FleetSettings) ->
     job_id = job["job_id"] or f"job-{secrets.token_hex(4)}"
     if len(job_id) > _LONGEST_ID:
         raise ConfigError(f"job_id = {job_id[:20]!r}… must have at most {_LONGEST_ID} characters.")
+    if job_id.endswith(".log"):  # the log of job `a` is a.log
+        raise ConfigError(f"job_id = {job_id!r} must not end in .log: that is the name of a log.")
     texts = {"job_id": job_id, "overrides": json.dumps(job["overrides"])}
     values = {**job, **texts, "use_unsloth": int(job["use_unsloth"])}
     if named := [name for name, value in values.items() if isinstance(value, str) and "\0" in value]:

@@ -131,12 +131,15 @@ def _settle(
     rows = connection.execute(running).mappings()
     current: dict[AttemptKey, Mapping[Any, Any]] = {AttemptKey(row["job_id"], row["attempt"]): row for row in rows}
     others = [one.key.job_id for one in seen.attempts if one.key not in current]
-    ours = set(connection.scalars(sa.select(jobs.c.job_id).where(jobs.c.job_id.in_(others)))) if others else set()
+    known = sa.select(jobs.c.job_id, jobs.c.attempt, jobs.c.status).where(jobs.c.job_id.in_(others))
+    known_rows = connection.execute(known).all() if others else []
+    ours = {job_id for job_id, _, _ in known_rows}
+    elsewhere = {AttemptKey(job_id, attempt) for job_id, attempt, state in known_rows if state == JobState.RUNNING}
     renew, cancel, forget = [], [], []
     for one in seen.attempts:
         row = current.get(one.key)
-        if row is None and one.key.job_id not in ours:
-            continue  # The attempt is of another fleet, or its row was deleted. It ends with its lease.
+        if row is None and (one.key.job_id not in ours or one.key in elsewhere):
+            continue  # Of another fleet, of a deleted row, or of this machine's other row. It ends with its lease.
         if one.ended is not None:
             if row is not None:
                 end_attempt(connection, one.key, one.ended, settings, now)

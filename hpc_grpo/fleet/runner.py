@@ -20,6 +20,7 @@ from hpc_grpo.fleet.attempt_folder import CONFIG_FILE, MARK, AttemptFolder, upti
 from hpc_grpo.fleet.states import Ending
 from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.contract import STOP_GRACE_VARIABLE
+from hpc_grpo.run.files import when_there_is_space
 from hpc_grpo.run.last_error import last_error_in_a_line
 from hpc_grpo.run.paths import RunDir, step_dirs
 from hpc_grpo.system.process_tree import descendants, end_processes
@@ -44,7 +45,8 @@ def main(path: str) -> None:
         folder.write_runner()
         if folder.ending() is not None:  # A visit gave the attempt up just now, and will read runner.json once more.
             sys.exit("its start came too late")
-        folder.end(run_job(folder, spec, signals))
+        ending = run_job(folder, spec, signals)
+        when_there_is_space(lambda: folder.end(ending), "the end of the job")
 
 
 def run_job(folder: AttemptFolder, spec: dict[str, Any], signals: Signals) -> Ending:

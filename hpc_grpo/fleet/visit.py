@@ -65,9 +65,10 @@ def observe(work_dir: Path, request: Request) -> Observation:
     work_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     gpus, problem = _read_gpus(request.nvidia_smi)
     attempts = []
-    for path in sorted(path for path in (work_dir / "attempts").glob("*") if path.is_dir()):
-        with contextlib.suppress(FileNotFoundError):  # another visit has moved it away
-            if (seen := _seen(AttemptFolder(path), request)) is not None:
+    paths = sorted(path for path in (work_dir / "attempts").glob("*") if path.is_dir())
+    for path in paths:
+        with contextlib.suppress(OSError):  # another visit has moved it away, or the disk is full
+            if (seen := _seen(AttemptFolder(path), request, len(paths))) is not None:
                 attempts.append(seen)
     return Observation(gpus, tuple(attempts), problem)
 
@@ -84,13 +85,18 @@ def _read_gpus(command: str) -> tuple[tuple[GpuSeen, ...], str]:
     owners = [row[0] for row in apps]
     try:
         return tuple(
-            GpuSeen(int(i), uuid, int(mib), int(used), owners.count(uuid)) for i, uuid, mib, used in listed
+            GpuSeen(int(i), uuid, _mib(total), _mib(used), owners.count(uuid)) for i, uuid, total, used in listed
         ), ""
     except ValueError:
         return (), f"{command} printed no list of GPUs: {str(listed)[:200]}"
 
 
-def _seen(folder: AttemptFolder, request: Request) -> AttemptSeen | None:
+def _mib(cell: str) -> int:
+    """Return a size that nvidia-smi prints. Integrated GPUs have none: [N/A]."""
+    return int(cell) if cell.isdigit() else 0
+
+
+def _seen(folder: AttemptFolder, request: Request, num_attempts: int) -> AttemptSeen | None:
     key, spec = folder.key(), folder.spec()
     # No key: another visit is creating the folder, or was killed while doing that; `_revoke` settles it.
     if key is None or not folder.is_of_this_machine():
@@ -104,7 +110,7 @@ def _seen(folder: AttemptFolder, request: Request) -> AttemptSeen | None:
         with folder.log.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(request.log_offsets.get(key.folder, 0))
-            log = file.read(_LOG_BYTES)
+            log = file.read(16 * _LOG_BYTES // max(16, num_attempts))  # an answer has a limit
     return AttemptSeen(key, tuple(spec["gpus"]) if spec else (), ended, size, log)
 
 

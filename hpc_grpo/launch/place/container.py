@@ -119,12 +119,15 @@ class Container:
         if pid_file is not None:
             inner = ["sh", "-c", _RECORD_PID, str(pid_file), *inner]
         of_variables = [value for name, value in passed.items() if name != "XDG_RUNTIME_DIR"]
-        mounts = [expand(mount) for mount in self.mounts] + _folders([*map(expand, self.paths), *of_variables])
-        mounts = [mount if ":" in mount else f"{mount}:{mount}" for mount in mounts]
+        mounts = [mount if ":" in mount else f"{mount}:{mount}" for mount in map(expand, self.mounts)]
+        taken = {mount.split(":")[1] for mount in mounts}  # podman refuses two mounts of one folder
+        folders = _folders([*map(expand, self.paths), *of_variables])
+        mounts += [f"{folder}:{folder}" for folder in folders if folder not in taken]
         gpus = GPU_OPTIONS[self.engine] if Path("/dev/nvidiactl").exists() else ()
         program = shutil.which(self.engine) or self.engine
         if self.engine == "apptainer":
             told = {f"APPTAINERENV_{name}": value for name, value in passed.items() if name != "HOME"}
+            told["APPTAINER_NO_EVAL"] = "1"  # else a shell in the container evaluates the values
             options = ["--cleanenv", f"--pwd={cwd}", *(f"--bind={mount}" for mount in mounts), *gpus]
             return [program, "exec", *options, *self.args, self.image, *inner], {**os.environ, **told}
         by_name = {name: value for name, value in passed.items() if name not in _OF_THE_CLIENT}

@@ -81,7 +81,7 @@ def count_nvidia_gpus() -> int:
     answer = run_command(["nvidia-smi", "--list-gpus"], _LIST_GPUS_S)
     if answer.is_late:
         raise LaunchError(f"The GPUs of {socket.gethostname()} are not known: {answer.error}.")
-    return answer.text.count("GPU ")
+    return sum(line.startswith("GPU ") for line in answer.text.splitlines())  # of MIG, lines are indented
 
 
 def is_own_address(host: str) -> bool:
@@ -91,7 +91,8 @@ def is_own_address(host: str) -> bool:
     except OSError:
         return False
     own = {address.address.partition("%")[0] for found in psutil.net_if_addrs().values() for address in found}
-    return bool(named & own)
+    # Debian gives the machine's own name an address such as 127.0.1.1.
+    return bool(named & own) or any(str(address).startswith("127.") for address in named)
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,8 @@ def _ranked(rank: str, number: str, addresses: str) -> Callable[[Environ], Role]
     return read
 
 
-def _by_hand(environ: Environ) -> Role:
+def by_hand(environ: Environ) -> Role:
+    """Return the role from RAY_HEAD_IP, RAY_HEAD_PORT (default: 10001) and EXPECTED_WORKERS."""
     head = environ.get("RAY_HEAD_IP", "")
     port = _number(environ, "RAY_HEAD_PORT", default=10001)
     return Role(is_own_address(head), head, _nodes_of(environ), port, default_nodes=2)
@@ -79,7 +80,7 @@ CONVENTIONS: dict[str, tuple[Sequence[str], Callable[[Environ], Role]]] = {
     # OpenRLHF-M's guide to several pods; docs.runpod.io/pods/networking for the names
     "pods of RunPod's global network": (["RAY_WORKER", "HEAD_POD_ID", "EXPECTED_WORKERS"], _runpod),
     # verl's guide to two nodes
-    "hosts by hand": (["RAY_HEAD_IP", "RAY_HEAD_PORT"], _by_hand),
+    "hosts by hand": (["RAY_HEAD_IP", "RAY_HEAD_PORT"], by_hand),
 }
 """Name -> its variables, one of which must be set, and the function that reads the role from them."""
 
