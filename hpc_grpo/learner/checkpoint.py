@@ -294,7 +294,7 @@ def copy_settings(config: Config, folder: Path) -> None:
     used = {own.template or config.data.template for _, own in config.data.sources(for_eval=False)}
     if len(used) == 1 and used <= set(config.data.chat_templates.values()):
         # Wins over tokenizer_config.json. A processor would prefer the old file.
-        shutil.copyfile(*used, folder / "chat_template.jinja")
+        shutil.copyfile(used.pop(), folder / "chat_template.jinja")
         (folder / "chat_template.json").unlink(missing_ok=True)
 
 
