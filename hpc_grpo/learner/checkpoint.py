@@ -2,8 +2,7 @@
 
 A checkpoint is DeepSpeed's state on every rank (weights, optimizer, schedule), the random number generators and a
 manifest of all files. A resume with the same number of ranks is bit-identical. Staging, loading and exporting are
-collectives. Only rank 0 writes an export: the caller waits for it, because a collective has a timeout. A state that is
-staged in host memory is written while training continues.
+collectives. A state that is staged in host memory is written while training continues.
 
 A resume with another number of ranks loads DeepSpeed's universal form. This module, run as a program, writes the
 universal form beside the checkpoint. The driver removes it after loading.
@@ -67,7 +66,13 @@ class CheckpointWriter:
                 start_staging(directory)
             dist.barrier()
             if stage == 3:
-                _fill_optimizer(learner.ds_engine.optimizer)
+                # `write_universal` needs the state that AdamW makes in its first step. An optimizer with this state
+                # from the beginning would hold its moments twice while a checkpoint is loaded.
+                optimizer = learner.ds_engine.optimizer
+                for flat in optimizer.fp32_partitioned_groups_flat:
+                    if not (state := optimizer.optimizer.state[flat]):
+                        moments = {name: torch.zeros_like(flat) for name in ("exp_avg", "exp_avg_sq")}
+                        state.update(step=flat.new_zeros(()), **moments)
             with learner.files.new_checkpoint(keeps=behind):
                 learner.ds_engine.save_checkpoint(
                     str(staging), tag=TAG, save_latest=False, exclude_frozen_parameters=_is_partly_frozen(learner)
@@ -97,16 +102,6 @@ class CheckpointWriter:
             write_manifest(staging, replace(self._manifest, files=files))
             publish_dir(self._directory)
         return time.monotonic() - self._begun
-
-
-def _fill_optimizer(optimizer: Any) -> None:
-    """Give AdamW under ZeRO-3 the state that its first step would give it: `write_universal` needs this state.
-
-    An optimizer that is filled when it is built would hold its moments twice while a checkpoint is loaded.
-    """
-    for flat in optimizer.fp32_partitioned_groups_flat:
-        if not (state := optimizer.optimizer.state[flat]):
-            state.update(step=flat.new_zeros(()), exp_avg=torch.zeros_like(flat), exp_avg_sq=torch.zeros_like(flat))
 
 
 def _is_partly_frozen(learner: Learner) -> bool:
@@ -248,8 +243,9 @@ def _restore_rng(state: dict[str, Any]) -> None:
 def export_model(learner: Learner, directory: Path, *, merged: bool = False) -> None:
     """Write the policy on rank 0, atomically, in Hugging Face format for `from_pretrained` and vLLM. A collective.
 
-    Tied weights are stored once; `from_pretrained` ties them again. With LoRA, writes the adapter in PEFT's format, or
-    the merged model if `merged`.
+    Other ranks return before the write ends: it may take longer than the timeout of a collective. Tied weights are
+    stored once; `from_pretrained` ties them again. With LoRA, writes the adapter in PEFT's format, or the merged model
+    if `merged`.
     """
     is_adapter = learner.config.lora is not None and not merged
     specs = parameter_specs(learner.model, learner.config.model.dtype, of_adapter=is_adapter)
