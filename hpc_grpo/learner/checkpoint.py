@@ -2,7 +2,7 @@
 
 A checkpoint is DeepSpeed's state on every rank (weights, optimizer, schedule), the random number generators and a
 manifest of all files. A resume with the same number of ranks is bit-identical. Staging, loading and exporting are
-collectives: they wait for all ranks. A state that is staged in host memory is written while training continues.
+collectives. A state that is staged in host memory is written while training continues.
 
 A resume with another number of ranks loads DeepSpeed's universal form. This module, run as a program, writes the
 universal form beside the checkpoint. The driver removes it after loading.
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
 TAG = "deepspeed"  # DeepSpeed's folder in a checkpoint
 _COPIES = 2  # the conversion to the universal form writes every byte twice: first fragments, then complete tensors
-_TOKENIZER_FILES = (
+_COPIED_FILES = (
     "tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "special_tokens_map.json", "added_tokens.json",
-    "chat_template*", "*processor_config.json",
+    "chat_template*", "*processor_config.json", "generation_config.json",
 )  # fmt: skip
 
 
@@ -65,6 +65,14 @@ class CheckpointWriter:
             if learner.rank == 0:
                 start_staging(directory)
             dist.barrier()
+            if stage == 3:
+                # `write_universal` needs the state that AdamW makes in its first step. An optimizer with this state
+                # from the beginning would hold its moments twice while a checkpoint is loaded.
+                optimizer = learner.ds_engine.optimizer
+                for flat in optimizer.fp32_partitioned_groups_flat:
+                    if not (state := optimizer.optimizer.state[flat]):
+                        moments = {name: torch.zeros_like(flat) for name in ("exp_avg", "exp_avg_sq")}
+                        state.update(step=flat.new_zeros(()), **moments)
             with learner.files.new_checkpoint(keeps=behind):
                 learner.ds_engine.save_checkpoint(
                     str(staging), tag=TAG, save_latest=False, exclude_frozen_parameters=_is_partly_frozen(learner)
@@ -235,8 +243,9 @@ def _restore_rng(state: dict[str, Any]) -> None:
 def export_model(learner: Learner, directory: Path, *, merged: bool = False) -> None:
     """Write the policy on rank 0, atomically, in Hugging Face format for `from_pretrained` and vLLM. A collective.
 
-    Tied weights are stored once; `from_pretrained` ties them again. With LoRA, writes the adapter in PEFT's format, or
-    the merged model if `merged`.
+    Other ranks return before the write ends: it may take longer than the timeout of a collective. Tied weights are
+    stored once; `from_pretrained` ties them again. With LoRA, writes the adapter in PEFT's format, or the merged model
+    if `merged`.
     """
     is_adapter = learner.config.lora is not None and not merged
     specs = parameter_specs(learner.model, learner.config.model.dtype, of_adapter=is_adapter)
@@ -248,14 +257,15 @@ def export_model(learner: Learner, directory: Path, *, merged: bool = False) -> 
         else:
             saved = learner.model.language_model.state_dict().keys()
             weights |= {name: own for name, own in learner.model.language_model.named_buffers() if name in saved}
+            # transformers refuses to write generation settings that many models come with: their file is copied.
+            learner.model.language_model.can_generate = lambda: False
             learner.model.language_model.save_pretrained(staging, state_dict=weights)
-        copy_tokenizer(learner.config, staging)
+        copy_settings(learner.config, staging)
     del weights
     for part in learner.parts:
         part.export(staging_path(directory))
     if learner.rank == 0:
         publish_dir(directory)
-    dist.barrier()
 
 
 def full_weights(model: PolicyModel, specs: Sequence[ParameterSpec]) -> dict[str, Tensor]:
@@ -269,11 +279,19 @@ def full_weights(model: PolicyModel, specs: Sequence[ParameterSpec]) -> dict[str
     return weights
 
 
-def copy_tokenizer(config: Config, folder: Path) -> None:
-    """Copy the tokenizer's files unchanged: loading and saving by its class may change them."""
+def copy_settings(config: Config, folder: Path) -> None:
+    """Copy the files of tokenizer and generation unchanged: loading and saving by their classes may change them.
+
+    A Jinja file that all training data uses (`data.template`) becomes the chat template.
+    """
     source = find_model(config.model.path)
-    for file in {file for pattern in _TOKENIZER_FILES for file in source.glob(pattern)}:
+    for file in {file for pattern in _COPIED_FILES for file in source.glob(pattern) if file.is_file()}:
         shutil.copyfile(file, folder / file.name)
+    used = {own.template or config.data.template for _, own in config.data.sources(for_eval=False)}
+    if len(used) == 1 and used <= set(config.data.chat_templates.values()):
+        # Wins over tokenizer_config.json. A processor would prefer the old file.
+        shutil.copyfile(used.pop(), folder / "chat_template.jinja")
+        (folder / "chat_template.json").unlink(missing_ok=True)
 
 
 if __name__ in ("__main__", "__mp_main__"):

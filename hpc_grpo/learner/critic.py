@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import budget_of
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.learner.checkpoint import copy_tokenizer, full_weights, settings_of_config
+from hpc_grpo.learner.checkpoint import copy_settings, full_weights, settings_of_config
 from hpc_grpo.learner.model import gathered_parameters, parameter_specs, score
 from hpc_grpo.learner.packing import PackedBatch, pack_equalised
 from hpc_grpo.learner.parts import LearnerPart, Minibatches
@@ -117,7 +117,7 @@ class Critic(LearnerPart):
             if not name.startswith(trunk):
                 weights[name] = head.reshape(own.shape) if own.dim() == 2 else torch.zeros(own.shape)
         written.save_pretrained(folder / "critic", state_dict=weights)
-        copy_tokenizer(self.config, folder / "critic")
+        copy_settings(self.config, folder / "critic")
 
     def values(self, batches: Sequence[PackedBatch]) -> list[Tensor]:
         """Return the value of the state before each trained token, `[C]` per microbatch."""
@@ -243,7 +243,7 @@ def build_value_engine(config: Config, world_size: int, device: Any) -> Any:
     with sharded_loading(settings):
         model = load_trained(config, device, path, "model.path" if path is None else "task.args.critic")
         language_model = model.language_model
-        head = ValueHead(language_model.config.hidden_size)
+        head = ValueHead(language_model.config.get_text_config().hidden_size)
         if path is not None:
             head.weight.data.copy_(_read_head(path, language_model.base_model_prefix, len(head.weight)))
         language_model.set_output_embeddings(head)

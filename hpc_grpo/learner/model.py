@@ -34,7 +34,7 @@ from hpc_grpo.learner.attention import (
 from hpc_grpo.learner.experts import Routers
 from hpc_grpo.learner.packing import PackedBatch, pack
 from hpc_grpo.learner.sequence import sequence_group
-from hpc_grpo.learner.vision import Vision
+from hpc_grpo.learner.vision import Vision, tower_parameters
 from hpc_grpo.run.contract import WEIGHTS_DIR_VARIABLE
 from hpc_grpo.run.pulse import PULSE
 from hpc_grpo.types import ParameterSpec, TrainSequence
@@ -299,6 +299,9 @@ def load_policy(
         language_model.gradient_checkpointing_enable({"use_reentrant": False})
     # Gradient checkpointing acts only in training mode; without dropout the mode changes nothing else.
     language_model.train()
+    for own in tower_parameters(language_model):
+        # Without images a tower has no gradient, and weight decay alone would change it.
+        own.requires_grad_(config.model.train_vision)
     vision = Vision(language_model, source, trains=config.model.train_vision) if has_images else None
     return PolicyModel(language_model, config, vision)
 

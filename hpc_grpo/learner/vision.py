@@ -19,11 +19,18 @@ from hpc_grpo.errors import ConfigError, HpcGrpoError
 from hpc_grpo.learner.packing import PackedBatch
 
 
+def tower_parameters(language_model: Any) -> Iterator[nn.Parameter]:
+    """Yield the parameters of the vision tower, and of its connector to the decoder; none for a model of text alone."""
+    if language_model.config.get_text_config() is not language_model.config:
+        of_decoder = {id(own) for own in language_model.get_decoder().parameters()}
+        yield from (own for own in language_model.base_model.parameters() if id(own) not in of_decoder)
+
+
 class Vision:
     """Makes the inputs of a model's decoder. It uses the model's parameters and has no parameters of its own."""
 
     def __init__(self, language_model: Any, source: str, *, trains: bool) -> None:
-        """Freeze tower and connector unless it `trains`. Raises ConfigError if the model has no image processor."""
+        """`trains`: the tower is trained. Raises ConfigError if the model has no image processor."""
         from transformers import AutoImageProcessor
 
         self._model, self.decoder, self._trains = language_model.base_model, language_model.get_decoder(), trains
@@ -34,14 +41,6 @@ class Vision:
             raise ConfigError(f"{source} has no image processor that can be loaded: {error}") from error
         self._taken = inspect.signature(inspect.unwrap(self._model.get_image_features)).parameters.keys()
         self._is_sharded = any(hasattr(own, "ds_id") for own in language_model.parameters())
-        if not trains:
-            for own in self.parameters():
-                own.requires_grad_(False)
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Yield the parameters of the tower and of its connector to the decoder."""
-        of_decoder = {id(own) for own in self.decoder.parameters()}
-        yield from (own for own in self._model.parameters() if id(own) not in of_decoder)
 
     def inputs(self, batch: PackedBatch) -> dict[str, Tensor]:
         """Return embeddings `[1, T, D]` and positions: `[1, T]`, or `[4, 1, T]` (text, time, height, width)."""

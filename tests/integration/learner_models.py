@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
 from hpc_grpo.algorithms.losses import KlSettings
@@ -60,6 +61,7 @@ def train_with_critic(rank: int, world_size: int, store: Any, root: Path) -> dic
         values = []
         if stage != 2:
             export_model(learner, root / f"export_{world_size}_{stage}")
+            dist.barrier()  # only rank 0 writes
             critic = str(root / f"export_{world_size}_{stage}" / "critic")
             begun = Learner(config.model_copy(update={"task": PpoTask(args=PpoArgs(critic=critic))}), rank, world_size)
             values = [values_of(each, make_sequences(5)[0]) for each in (learner, begun)]

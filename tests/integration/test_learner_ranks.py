@@ -18,7 +18,14 @@ from hpc_grpo.plan.disk import checkpoint_bytes
 from hpc_grpo.run.checkpoint import valid_checkpoints
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.types import Minibatch
-from tests.integration.learner_processes import make_config, make_sequences, make_step, run_ranks, weights_of
+from tests.integration.learner_processes import (
+    make_config,
+    make_sequences,
+    make_step,
+    run_ranks,
+    save_together,
+    weights_of,
+)
 from tests.integration.learner_resume import STAGES, resume, resume_from
 from tests.integration.naive_grpo import naive_training
 from tests.support.tiny_models import TINY
@@ -81,6 +88,25 @@ def resume_from_two(rank: int, world_size: int, store: Any, model: Path, root: P
             Learner(config, rank, world_size, store)  # joins the group
         results[stage] = resume_from(RunDir(root / "2_ranks" / f"stage_{stage}"), config, rank, world_size)
     return results
+
+
+def save_untrained(rank: int, world_size: int, store: Any, model: Path, root: Path) -> dict[str, Any]:
+    """Save under ZeRO-3 before the first step, and take two steps."""
+    from hpc_grpo.learner.learner import Learner
+
+    learner = Learner(make_config(model, root, zero_stage=3), rank, world_size, store)
+    save_together(learner, RunDir(root / "untrained").checkpoint(0), {})()
+    for seed in (7, 8):
+        learner.train_step(make_step(seed, rank, world_size))
+    return weights_of(learner)
+
+
+def resume_untrained(rank: int, world_size: int, store: Any, model: Path, root: Path) -> dict[str, Any]:
+    from hpc_grpo.learner.learner import Learner
+
+    config = make_config(model, root, zero_stage=3)
+    Learner(config, rank, world_size, store)  # joins the group
+    return resume_from(RunDir(root / "untrained"), config, rank, world_size)["weights"]  # type: ignore[no-any-return]
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +219,13 @@ def test_a_checkpoint_resumes_with_another_number_of_ranks(
         assert resumed["version"] == NUM_STEPS + 3
     for num_ranks in (1, 2):
         assert not list((workspace / f"{num_ranks}_ranks" / f"stage_{stage}" / "checkpoints").glob(".*"))
+
+
+def test_a_zero_3_checkpoint_before_the_first_step_resumes_with_another_number_of_ranks(workspace: Path) -> None:
+    expected = run_ranks(2, save_untrained, workspace / "model", workspace)[0]
+    (resumed,) = run_ranks(1, resume_untrained, workspace / "model", workspace)
+    for name, array in expected.items():
+        np.testing.assert_allclose(resumed[name], array, rtol=1e-5, atol=4e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("stage", STAGES)

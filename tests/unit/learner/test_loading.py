@@ -10,7 +10,9 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     FalconConfig,
+    Gemma3Config,
     GPT2Config,
     Lfm2Config,
     Llama4TextConfig,
@@ -136,6 +138,22 @@ def test_torchs_kernel_for_documents_is_refused_where_it_does_not_run(
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda: capability)
     with pytest.raises(ConfigError, match=r"varlen needs a GPU .* of compute capability 8.0"):
         load_policy(make_config(model_path, train={"attention": "varlen"}), False)
+
+
+def test_without_images_a_vision_tower_is_frozen(model_path: Path, tmp_path: Path) -> None:
+    """A tower without a gradient would shrink by weight decay alone."""
+    text = {**SHAPE, **HEADS, **TOKENS, "head_dim": 8, "layer_types": ["sliding_attention", "full_attention"]}
+    tower = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,
+             "image_size": 28, "patch_size": 14}  # fmt: skip
+    described = Gemma3Config(text_config=text, vision_config=tower, mm_tokens_per_image=4, image_token_index=5)
+    AutoModelForImageTextToText.from_config(described).save_pretrained(tmp_path)
+    named = list(load_policy(make_config(tmp_path), use_gradient_checkpointing=False).hf_named_parameters())
+    frozen = {name for name, own in named if not own.requires_grad}
+    assert (
+        frozen == {name for name, _ in named if name.startswith(("model.vision_tower", "model.multi_modal"))} != set()
+    )
+    policy = load_policy(make_config(model_path), use_gradient_checkpointing=False)
+    assert all(own.requires_grad for own in policy.parameters())
 
 
 DROPPING = {

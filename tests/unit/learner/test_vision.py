@@ -15,6 +15,7 @@ from transformers import AutoModelForImageTextToText
 from hpc_grpo.data.images import open_image
 from hpc_grpo.learner.model import PolicyModel, check_packing, load_policy, score
 from hpc_grpo.learner.packing import pack
+from hpc_grpo.learner.vision import tower_parameters
 from hpc_grpo.types import TrainSequence
 from hpc_grpo.weights.contract import VISION_MODELS
 from tests.support.configs import minimal_config
@@ -89,7 +90,7 @@ def test_packed_images_have_the_logprobs_and_gradients_of_plain_transformers(
     weights = torch.linspace(-1.0, 1.0, len(packed))
     (packed * weights).sum().backward()
     (expected * weights).sum().backward()
-    of_tower = {id(own) for own in policy._vision.parameters()}  # type: ignore[union-attr]
+    of_tower = {id(own) for own in tower_parameters(policy.language_model)}
     theirs = dict(plain.named_parameters())
     for name, own in policy.hf_named_parameters():
         if id(own) in of_tower and not trains:
