@@ -155,9 +155,13 @@ def _loss(is_decoupled: Any, theirs: Theirs) -> Any:
             "here, loss.correction = m2po masks per optimizer step, and weighs unmasked tokens by learner / engine",
             without | {"loss.correction.name": "m2po", "loss.correction.args.cap": threshold},
         )
+    told = []
     if by_sequence and ours["loss.correction.name"] == "icepop":
-        return Differs(ours, "there, a sequence's ratio is over its unmasked tokens; here, over all its tokens")
-    return ours
+        told.append("there, a sequence's ratio is over its unmasked tokens; here, over all its tokens")
+    if ours["loss.proximal"] == "interpolated":
+        told.append("there, every minibatch interpolates, at the version before the step's start; here, from the "
+                    "second minibatch on, at the step's start")  # fmt: skip
+    return Differs(ours, "; ".join(told))
 
 
 def _correction(theirs: Theirs) -> dict[str, Any]:
@@ -246,14 +250,23 @@ def _one_norm(norm: dict[str, Any], *, is_of_tokens: bool) -> Any:
     return Differs(ours, note) if is_of_tokens else ours
 
 
-def _reward_scale(value: Any, theirs: Theirs) -> Any:
-    """Scale the reward if the scale changes the gradient: without normalised advantages, or with a KL in the reward."""
+def _weight(theirs: Theirs) -> float:
+    """Return reward_scaling if it changes the gradient: without normalised advantages, or with a KL in the reward."""
     norms = [norm for norm in (_norm(theirs, _REWARD_NORM), _norm(theirs, _ADV_NORM)) if norm]
     is_divided = not norms or any(norm["std_level"] for norm in norms)
-    if value in (None, 1) or (is_divided and not theirs.get("actor.kl_ctl", "ppo.kl_ctl")):
-        return {}
-    note = "there, (r + bias) * scale, clipped to +-reward_clip; here, weight * r, not clipped"
-    return Differs({"rewards": [{"name": "correctness", "weight": float(value)}]}, note)
+    is_lost = is_divided and not theirs.get("actor.kl_ctl", "ppo.kl_ctl")
+    return 1.0 if is_lost else float(theirs.get("actor.reward_scaling", "ppo.reward_output_scaling"))
+
+
+def _reward_scale(_value: Any, theirs: Theirs) -> Any:
+    weight, note = _weight(theirs), "there, (r + bias) * scale, clipped to +-reward_clip; here, weight * r, not clipped"
+    return {} if weight == 1.0 else Differs({"rewards": [{"name": "correctness", "weight": weight}]}, note)
+
+
+def _overlong(value: Any, theirs: Theirs) -> int | None:
+    """Return the buffer of the penalty, which AReaL scales with the reward."""
+    tokens, factor = (theirs.get(f"actor.overlong_{key}") for key in ("tokens", "penalty_factor"))
+    return table.overlong(value, tokens, value and float(factor) * _weight(theirs))
 
 
 def _kl(value: Any, theirs: Theirs) -> Any:
@@ -402,8 +415,7 @@ ROWS = (
     Row("ppo.early_stop_imp_ratio", convert=lambda value, _: {} if value is None else Differs(
         {}, f"there, a minibatch whose mean ratio is above {value:g} is skipped; here, none is")),
     Row("actor.dynamic_sampling", "rollout.drop_zero_variance"),
-    Row("actor.overlong_reward_penalty", "rollout.overlong_tokens", lambda value, theirs: table.overlong(
-        value, *(theirs.get(f"actor.overlong_{key}") for key in ("tokens", "penalty_factor"))), default=False,
+    Row("actor.overlong_reward_penalty", "rollout.overlong_tokens", _overlong, default=False,
         also={"actor.overlong_tokens": None, "actor.overlong_penalty_factor": None}),
     Row("actor.mask_no_eos_with_zero mask_no_eos_with_zero", convert=only(
         False, why="there, a completion without an end token trains with reward 0; here, rollout.mask_truncated gives "

@@ -6,10 +6,11 @@ defaults and the formulas.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpc_grpo.foreign import table
+from hpc_grpo.foreign.reading import read_options
 from hpc_grpo.foreign.table import ByHandError, Differs, RefusedError, Row, Theirs, below, by_hand, choice, only
 
 OLDER_DEFAULTS: dict[str, Any] = {
@@ -24,6 +25,12 @@ _KL = {"kl1": "k1", "kl2": "k2", "kl3": "k3", "kl4": "unbiased", 0: "k1", 1: "k2
 _TEMPLATES = ("simple_", "assistant_message_only", "zephyr", "olmo", "tulu", "r1_simple_chat")
 """Prefixes of open-instruct's own chat templates. Any other name means the tokenizer's template."""
 _VERIFIERS = "a verifier for each item's `dataset` there, answers as mathematics here"
+
+
+def read(words: Sequence[str]) -> dict[str, Any]:
+    """Read options. `--no_KEY` sets KEY to false, as for HfArgumentParser."""
+    off = {f"no_{name}": name for row in ROWS for name in (*row.names, *row.also)}
+    return {off.get(key, key): key not in off and value for key, value in read_options(words).items()}
 
 
 def of_training_args(given: Mapping[str, Any], nodes: int = 1, gpus: int | None = None) -> dict[str, Any]:
@@ -195,7 +202,7 @@ def _template(value: Any, _theirs: Theirs) -> dict[str, Any]:
 
 
 ROWS = (
-    Row("exp_name", "run.name", lambda value, theirs: theirs.get("run_name", default=value), default="grpo",
+    Row("exp_name", "run.name", lambda _, theirs: str(theirs.get("run_name", "exp_name")), default="grpo",
         also={"run_name": None}),
     Row("output_dir", "run.root", default="output/", note="the run directory is NAME below it"),
     Row("seed", "run.seed", default=42),
@@ -235,8 +242,7 @@ ROWS = (
     Row("active_sampling", convert=_refilled, default=False, also={"filter_zero_std_samples": True}),
     Row("no_resampling_pass_rate no_resample_solve_rate no_resample_positive_rate", "data.curriculum", _retired,
         default=None),
-    Row("mask_truncated_completions", "rollout.mask_truncated", table.differs(
-        "dropped before a group's mean and deviation there; counted in both here, without gradient"), default=False),
+    Row("mask_truncated_completions", "rollout.mask_truncated", default=False),
     Row("non_stop_penalty", convert=only(
         False, why="a truncated completion gets non_stop_penalty_value there, and keeps its reward here: set "
         "rollout.mask_truncated, or write a reward of your own")),

@@ -199,6 +199,8 @@ def _loss(value: Any, theirs: Theirs) -> Any:
                                f"clip(r)), dual_clip). These are equal if delta is at least 1 + epsilon_high = "
                                f"{1 + high:g}, but delta = {delta} is less", chosen)  # fmt: skip
         chosen["loss.args.dual_clip"] = float(delta)
+    if value == "luspo" and not by_sequence:
+        raise RefusedError("luspo needs importance_sampling_level: sequence", {**chosen, "loss.name": "gspo"})
     if value == "bnpo":
         return Differs(chosen, "divided by the tokens of each microbatch there, and averaged; divided by the tokens of "
                                "the optimizer step here")  # fmt: skip
@@ -316,7 +318,8 @@ ROWS = (
     Row("vllm_structured_outputs_regex", convert=only(why="structured outputs are not supported")),
     Row("max_tool_calling_iterations",
         convert=only(why="tools are an environment here: set environment.max_turns yourself")),
-    Row("mask_truncated_completions", "rollout.mask_truncated", default=False),
+    Row("mask_truncated_completions", "rollout.mask_truncated", table.differs(
+        "counted in a group's mean and deviation there; left out of both here"), default=False),
     Row("max_steps", convert=_length, default=-1, also={"num_train_epochs": 3.0}),
     Row("learning_rate", "train.lr", default=1e-6),
     Row("lr_scheduler_type", "train.schedule", lambda value, theirs: table.schedule(

@@ -70,11 +70,12 @@ def _kl_loss(value: Any, theirs: Theirs) -> Any:
         raise RefusedError("the KL is in the loss or in the rewards here, not in both", {"loss.kl.coef": 0.0})
     if value:
         name, coef = str(theirs.get(f"{_ACTOR}.kl_loss_type")), theirs.get(f"{_ACTOR}.kl_loss_coef")
-        keys = below("loss.kl", {"coef": float(coef), "where": "loss", "estimator": _estimator(name)})
-        if not name.endswith("+") or keys["loss.kl.estimator"] == "k2":
-            return keys
-        return Differs({**keys, "loss.kl.estimator": "k2"}, f"value of {_estimator(name)}, gradient of k2 there; here "
-                       "k2: the same gradient, but k2's value in loss/kl")  # fmt: skip
+        estimator = _estimator(name)
+        keys = below("loss.kl", {"coef": float(coef), "where": "loss", "estimator": estimator})
+        if not name.endswith("+") or estimator == "k2":
+            return Differs(keys, "at most 10 for each token there, unbounded here" if estimator == "k3" else "")
+        return Differs({**keys, "loss.kl.estimator": "k2"}, f"value of {estimator}, gradient of k2 there; here k2: the "
+                       "same gradient, but k2's value in loss/kl")  # fmt: skip
     if not in_reward:
         return {"loss.kl.coef": 0.0}
     name, coef = theirs.get("algorithm.kl_penalty"), theirs.get("algorithm.kl_ctrl.kl_coef")
@@ -199,7 +200,7 @@ def _overlong(value: Any, theirs: Theirs) -> int | None:
 
 
 ROWS = (
-    Row("trainer.experiment_name", "run.name", default="gsm8k"),
+    Row("trainer.experiment_name", "run.name", lambda value, _: str(value), default="gsm8k"),
     Row("trainer.default_local_dir", "run.root", lambda value, _: value or "checkpoints",
         note="the run directory is NAME below it"),
     Row("trainer.project_name", "metrics.wandb.project", default="verl_examples"),
@@ -288,7 +289,8 @@ ROWS = (
     Row(f"{_OPTIM}.lr_scheduler_type", "train.schedule", _schedule, default="constant",
         also={f"{_OPTIM}.warmup_style": None, f"{_OPTIM}.min_lr_ratio": 0.0, f"{_OPTIM}.num_cycles": 0.5}),
     Row(table.named(_OPTIM, "total_training_steps zero_indexed_step"), note="the run's length is train.total_*"),
-    Row(f"{_ACTOR}.grad_clip {_ACTOR}.optim.clip_grad", "train.max_grad_norm", default=1.0),
+    Row(f"{_OPTIM}.clip_grad {_OPTIM}.grad_clip {_ACTOR}.grad_clip", "train.max_grad_norm",  # older versions: the third
+        lambda _, theirs: theirs.get(f"{_OPTIM}.grad_clip", f"{_OPTIM}.clip_grad", f"{_ACTOR}.grad_clip"), default=1.0),
     Row(f"{_POLICY}.loss_mode", convert=_loss, default="vanilla", also={f"{_ACTOR}.{key}": own for key, own in {
             "clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0, "tau_pos": 1.0,
             "tau_neg": 1.05, "policy_loss.clip_cov_ratio": 0.0002, "policy_loss.clip_cov_lb": 1.0,
@@ -304,8 +306,10 @@ ROWS = (
     Row("algorithm.kl_ctrl.type", convert=only("fixed", why="the KL's coefficient is constant")),
     Row("algorithm.kl_ctrl.horizon algorithm.kl_ctrl.target_kl", note="part of the refused kl_ctrl.type adaptive"),
     Row("algorithm.adv_estimator", convert=_advantage, default="gae", also={"algorithm.norm_adv_by_std_in_grpo": True}),
-    Row("algorithm.gamma algorithm.lam",
-        convert=only(1, 1.0, why="without a critic each token has the whole reward of its sequence")),
+    Row("algorithm.gamma", convert=lambda value, theirs: only(
+        value if theirs.get("algorithm.adv_estimator") != "reinforce_plus_plus" else 1,  # no other one reads it
+        why="without a critic each token has the whole reward of its sequence")(value, theirs)),
+    Row("algorithm.lam", note="only gae reads it, which is refused"),
     Row("algorithm.use_pf_ppo", convert=only(False, why="rollouts are not resampled by their rewards")),
     Row("algorithm.pf_ppo.*", note="part of use_pf_ppo, which is refused"),
     Row("algorithm.filter_groups.enable", "rollout.dynamic_sampling", _resampled, default=False,
