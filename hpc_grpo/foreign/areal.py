@@ -87,11 +87,6 @@ def _warmup(value: Any, theirs: Theirs) -> Any:
     return int(table.share_of_steps(value, steps, "train.warmup_steps")) * int(theirs.get(*_MINIBATCHES))
 
 
-def _schedule(value: Any, theirs: Theirs) -> Any:
-    end = theirs.get("actor.optimizer.min_lr_ratio")
-    return table.schedule(value, f"down to {end:g} of lr there, down to 0 here" if end else "")
-
-
 def _longest_prompt(value: Any, theirs: Theirs) -> int:
     """Return the limit of a prompt in tokens. Default: the engine's longest sequence minus the new tokens."""
     if value is not None:
@@ -103,11 +98,6 @@ def _longest_prompt(value: Any, theirs: Theirs) -> int:
 def _longest(theirs: Theirs) -> int:
     prompt = theirs.get("train_dataset.max_length", "dataset.max_prompt_len")
     return _longest_prompt(prompt, theirs) + int(theirs.get(*_MAX_NEW))
-
-
-def _microbatch(value: Any, theirs: Theirs) -> Any:
-    longest = _longest(theirs)
-    return Differs(max(longest, 8192), "unbounded there") if value is None else table.one_sequence(value, longest)
 
 
 def _whole(value: Any, theirs: Theirs) -> dict[str, Any]:
@@ -299,15 +289,6 @@ def _eval_data(value: Any, theirs: Theirs) -> dict[str, Any]:
     return below("data.eval", ours) if value and is_read else {}
 
 
-_ENGINE_OF_TRAINING = (
-    "experiment_name trial_name attn_impl use_kernels is_critic temperature mb_spec.n_mbs mb_spec.granularity "
-    "mb_spec.n_mbs_divisor mb_spec.packing_algorithm pad_to_maximum disable_dropout grad_reduce_dtype optimizer_dtype "
-    "weight_update_mode fsdp fsdp.* archon.* megatron megatron.* offload enable_tree_training scheduling_spec* "
-    "log_level request_timeout setup_timeout scheduling_strategy* log_agent_stats* max_new_tokens type.* sglang.* "
-    "vllm.* reward_norm adv_norm group_size use_decoupled_loss_*"
-)
-
-
 def _often(section: str, older: str, ours: str, needs: str = "") -> Row:
     """Return the row that joins three frequencies, as in `50 steps, 1800 s`. If the key `needs` is unset: never."""
     names = {unit: (f"{section}.freq_{key}", f"exp_ctrl.{older}_freq_{key}")
@@ -371,10 +352,10 @@ ROWS = (
     Row("actor.dtype", "model.dtype", table.dtype, default="bfloat16"),
     Row("actor.bf16", convert=lambda value, _: {} if value else Differs(
         {"model.dtype": "bfloat16"}, "float16 there, bfloat16 here")),
-    Row("ref.bf16", note="the reference has the policy's settings"),
     Row("actor.gradient_checkpointing", "train.gradient_checkpointing", default=False),
     Row("actor.mb_spec.max_tokens_per_mb actor_train.mb_spec.max_tokens_per_mb", "train.max_tokens_per_microbatch",
-        _microbatch, default=None),
+        lambda value, theirs: Differs(max(_longest(theirs), 8192), "unbounded there") if value is None
+        else table.one_sequence(value, _longest(theirs)), default=None),
     Row("actor.optimizer", convert=only(why="actor.optimizer must be a section")),
     Row("actor.optimizer.type", convert=only("adam", "adamw", why="learners only have AdamW")),
     Row("actor.optimizer.lr", "train.lr", default=1e-3),
@@ -384,8 +365,9 @@ ROWS = (
         default=0.9, also={"actor.optimizer.beta2": 0.999}),
     Row("actor.optimizer.eps", "train.adamw.eps", default=1e-8),
     Row("actor.optimizer.gradient_clipping", "train.max_grad_norm", default=1.0),
-    Row("actor.optimizer.lr_scheduler_type", "train.schedule", _schedule, default="constant",
-        also={"actor.optimizer.min_lr_ratio": 0.0}),
+    Row("actor.optimizer.lr_scheduler_type", "train.schedule", lambda value, theirs: table.schedule(
+        value, f"down to {end:g} of lr there, 0 here" if (end := theirs.get("actor.optimizer.min_lr_ratio")) else ""),
+        default="constant", also={"actor.optimizer.min_lr_ratio": 0.0}),
     Row("actor.optimizer.warmup_steps_proportion", "train.warmup_steps", _warmup, default=0.001),
     Row(named("actor.optimizer", "initial_loss_scale min_loss_scale loss_scale_window hysteresis offload"),
         note="part of float16's loss scaling, or of offload"),
@@ -396,9 +378,9 @@ ROWS = (
               "actor.importance_sampling_level": "token", "actor.prox_logp_method": "recompute",
               "actor.m2_threshold": None, "actor.behave_imp_weight_mode": None, **dict.fromkeys(_CAPS),
               "actor.rejection_sampling": None, **_REJECTION}),
-    Row("actor.rejection_sampling.agg", note="part of the refused level sequence"),
     Row("critic ppo.disable_value", convert=_critic, default=None, also={"critic.path": None}),
-    Row("critic.* critic_* ppo.value_* ppo.critic_sample_reuse ppo.fuse_rew_ref", note="part of a refused critic"),
+    Row("critic.* critic_* ppo.value_* ppo.critic_sample_reuse ppo.fuse_rew_ref actor.rejection_sampling.agg",
+        note="read only with a refused value: a critic, rejection_sampling.level sequence"),
     Row("actor.kl_ctl ppo.kl_ctl", convert=_kl, default=0.1, also={"actor.kl_estimator": "k1", "ref.path": None}),
     Row("ppo.use_adaptive_kl_ctl", convert=only(False, why="the KL's coefficient is constant")),
     Row("actor.ppo_n_minibatches ppo.ppo_n_minibatches", "train.num_minibatches",
@@ -421,7 +403,12 @@ ROWS = (
         False, why="there, a completion without an end token trains with reward 0; here, rollout.mask_truncated gives "
         "it no gradient", instead={"rollout.mask_truncated": True})),
     Row("mask_too_long", "rollout.mask_truncated"),
-    Row(named("actor", _ENGINE_OF_TRAINING),
+    Row(named("actor",
+        "experiment_name trial_name attn_impl use_kernels is_critic temperature mb_spec.n_mbs mb_spec.granularity "
+        "mb_spec.n_mbs_divisor mb_spec.packing_algorithm pad_to_maximum disable_dropout grad_reduce_dtype "
+        "optimizer_dtype weight_update_mode fsdp fsdp.* archon.* megatron megatron.* offload enable_tree_training "
+        "scheduling_spec* log_level request_timeout setup_timeout scheduling_strategy* log_agent_stats* "
+        "max_new_tokens type.* sglang.* vllm.* reward_norm adv_norm group_size use_decoupled_loss_*"),
         note="part of AReaL's trainer; here: temperature of sampling, no dropout, weights through shared memory"),
     Row("ref ref.* ref_inf.* actor_inf.* actor_train.*", note="the reference has the policy's settings"),
     Row("vllm.dtype", "engine.dtype", table.dtype, default="bfloat16"),

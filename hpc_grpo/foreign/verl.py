@@ -13,7 +13,6 @@ from hpc_grpo.foreign import table
 from hpc_grpo.foreign.table import Differs, RefusedError, Row, Theirs, as_list, below, by_hand, choice, only, positive
 
 _ACTOR = "actor_rollout_ref.actor"
-_TURNS = "several turns need an environment here: write the section environment yourself"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _OPTIM = f"{_ACTOR}.optim"
 _POLICY = f"{_ACTOR}.policy_loss"
@@ -255,9 +254,8 @@ ROWS = (
         note="part of verl's data loader; models here read only texts and images"),
     Row("actor_rollout_ref.model.path", "model.path"),
     Row("actor_rollout_ref.model.custom_chat_template", convert=by_hand("write it into a Jinja file", "data.template")),
-    Row("actor_rollout_ref.model.override_config actor_rollout_ref.model.external_lib",
+    Row(table.named("actor_rollout_ref.model", "override_config override_config.* external_lib"),
         convert=only({}, why="the model's config.json is not changed")),
-    Row("actor_rollout_ref.model.override_config.*", convert=only(why="the model's config.json is not changed")),
     Row("actor_rollout_ref.model.enable_gradient_checkpointing", "train.gradient_checkpointing", default=True),
     Row("actor_rollout_ref.model.lora_rank", convert=table.lora(
         *(f"actor_rollout_ref.model.{key}" for key in ("lora_rank", "lora_alpha", "target_modules"))),
@@ -281,9 +279,8 @@ ROWS = (
     Row(f"{_OPTIM}.lr", "train.lr", default=1e-6),
     Row(f"{_OPTIM}.weight_decay", "train.adamw.weight_decay", table.weight_decay, default=0.01),
     Row(f"{_OPTIM}.betas", "train.adamw.betas", default=[0.9, 0.999]),
-    Row(f"{_OPTIM}.optimizer", convert=only("AdamW", why="learners only have AdamW")),
-    Row(table.named(_OPTIM, "optimizer_impl override_optimizer_config override_optimizer_config.*"),
-        convert=only("torch.optim", {}, why="learners only have AdamW")),
+    Row(table.named(_OPTIM, "optimizer optimizer_impl override_optimizer_config override_optimizer_config.*"),
+        convert=only("AdamW", "torch.optim", {}, why="learners only have AdamW")),
     Row(f"{_OPTIM}.lr_warmup_steps", "train.warmup_steps", _warmup, default=-1,
         also={f"{_OPTIM}.lr_warmup_steps_ratio": 0.0}),
     Row(f"{_OPTIM}.lr_scheduler_type", "train.schedule", _schedule, default="constant",
@@ -296,7 +293,6 @@ ROWS = (
             "tau_neg": 1.05, "policy_loss.clip_cov_ratio": 0.0002, "policy_loss.clip_cov_lb": 1.0,
             "policy_loss.clip_cov_ub": 5.0, "policy_loss.kl_cov_ratio": 0.0002,
             "policy_loss.ppo_kl_coef": 0.1}.items()}),
-    Row(f"{_POLICY}.dro_beta", note="part of loss_mode dro, which is refused"),
     Row(f"{_ACTOR}.loss_agg_mode", convert=_aggregation, default="token-mean",
         also={f"{_ACTOR}.loss_scale_factor": None}),
     Row(f"{_ACTOR}.entropy_coeff", "loss.entropy_coef", default=0),
@@ -304,14 +300,14 @@ ROWS = (
         also={f"{_ACTOR}.kl_loss_coef": 0.001, f"{_ACTOR}.kl_loss_type": "low_var_kl",
               "algorithm.use_kl_in_reward": False, "algorithm.kl_ctrl.kl_coef": 0.001, "algorithm.kl_penalty": "kl"}),
     Row("algorithm.kl_ctrl.type", convert=only("fixed", why="the KL's coefficient is constant")),
-    Row("algorithm.kl_ctrl.horizon algorithm.kl_ctrl.target_kl", note="part of the refused kl_ctrl.type adaptive"),
     Row("algorithm.adv_estimator", convert=_advantage, default="gae", also={"algorithm.norm_adv_by_std_in_grpo": True}),
     Row("algorithm.gamma", convert=lambda value, theirs: only(
         value if theirs.get("algorithm.adv_estimator") != "reinforce_plus_plus" else 1,  # no other one reads it
         why="without a critic each token has the whole reward of its sequence")(value, theirs)),
-    Row("algorithm.lam", note="only gae reads it, which is refused"),
+    Row(f"algorithm.lam algorithm.kl_ctrl.horizon algorithm.kl_ctrl.target_kl algorithm.pf_ppo.* {_POLICY}.dro_beta "
+        f"{_CORRECTION}.rollout_rs_threshold", note="read only with a refused value: adv_estimator gae, kl_ctrl.type "
+        "adaptive, use_pf_ppo, loss_mode dro, rollout_rs"),
     Row("algorithm.use_pf_ppo", convert=only(False, why="rollouts are not resampled by their rewards")),
-    Row("algorithm.pf_ppo.*", note="part of use_pf_ppo, which is refused"),
     Row("algorithm.filter_groups.enable", "rollout.dynamic_sampling", _resampled, default=False,
         also={"algorithm.filter_groups.metric": "reward", "algorithm.filter_groups.max_num_gen_batches": 0}),
     Row("algorithm.filter_groups.max_inflight_gen_batches", note="engines are always kept full"),
@@ -320,7 +316,6 @@ ROWS = (
               f"{_CORRECTION}.loss_type": "ppo_clip"}),
     Row(f"{_CORRECTION}.rollout_rs", convert=only(why="there is only one correction: to mask sequences, set "
         "loss.correction to sequence_mask or geometric")),
-    Row(f"{_CORRECTION}.rollout_rs_threshold", note="part of rollout_rs, which is refused"),
     Row(f"{_CORRECTION}.rollout_is_batch_normalize", convert=only(
         False, why="weights are not divided by their mean over the batch")),
     Row("algorithm.rollout_is_threshold", convert=lambda value, _: below(
@@ -333,7 +328,7 @@ ROWS = (
         note="between phases verl moves weights to the host; here learners keep theirs"),
     Row(f"{_ACTOR}.ulysses_sequence_parallel_size {_ACTOR}.fsdp_config.ulysses_sequence_parallel_size",
         convert=table.split_sequences),
-    Row(f"{_ACTOR}.qat.enable {_ACTOR}.fsdp_config.qat.enable {_ROLLOUT}.qat.enable",
+    Row(f"{_ACTOR}.qat.enable {_ACTOR}.fsdp_config.qat.enable {_ROLLOUT}.qat.enable {_ROLLOUT}.quantization",
         convert=only(False, why="quantised weights are not supported")),
     Row(f"{_ACTOR}.freeze_vision_tower", note="with data.images the tower is frozen; model.train_vision trains it"),
     Row(f"{_ACTOR}.shuffle {_ACTOR}.data_loader_seed", note="the order within a step is that of the prompts"),
@@ -341,13 +336,13 @@ ROWS = (
     Row(f"{_ROLLOUT}.n", "rollout.group_size", default=1),
     Row(f"{_ROLLOUT}.temperature", "rollout.temperature", default=1.0),
     Row(f"{_ROLLOUT}.top_p", "rollout.top_p", default=1),
-    Row(f"{_ROLLOUT}.top_k", convert=only(-1, 0, why="top-k sampling is not supported: use top_p")),
+    Row(f"{_ROLLOUT}.top_k {_ROLLOUT}.val_kwargs.top_k", convert=only(
+        -1, 0, why="top-k sampling is not supported: use top_p")),
     Row(f"{_ROLLOUT}.do_sample", convert=only(True, why="a group of greedy completions has no advantages")),
     Row(f"{_ROLLOUT}.ignore_eos", convert=only(False, why="completions end with the end token")),
     Row(f"{_ROLLOUT}.over_sample_rate", convert=only(0, why="every group that is sampled is trained on")),
-    Row(f"{_ROLLOUT}.quantization", convert=only(why="quantised weights are not supported")),
-    Row(f"{_ROLLOUT}.multi_turn.enable", convert=only(False, why=_TURNS)),
-    Row(f"{_ROLLOUT}.agent.default_agent_loop", convert=only("single_turn_agent", why=_TURNS)),
+    Row(f"{_ROLLOUT}.multi_turn.enable {_ROLLOUT}.agent.default_agent_loop", convert=only(
+        False, "single_turn_agent", why="several turns need an environment here: write section environment yourself")),
     Row(f"{_ROLLOUT}.gpu_memory_utilization", "engine.vllm.gpu_memory_utilization", table.shared_memory, default=0.5),
     Row(f"{_ROLLOUT}.max_num_seqs", "engine.vllm.max_num_seqs", default=256),
     Row(f"{_ROLLOUT}.max_num_batched_tokens", "engine.vllm.max_num_batched_tokens", default=8192),
@@ -357,7 +352,6 @@ ROWS = (
     Row(f"{_ROLLOUT}.val_kwargs.n", "eval.num_samples", default=1),
     Row(f"{_ROLLOUT}.val_kwargs.temperature", "eval.temperature", default=0),
     Row(f"{_ROLLOUT}.val_kwargs.top_p", "eval.top_p", default=1.0),
-    Row(f"{_ROLLOUT}.val_kwargs.top_k", convert=only(-1, 0, why="top-k sampling is not supported")),
     Row(f"{_ROLLOUT}.val_kwargs.do_sample", note="verl does not read it either: a temperature of 0 is greedy"),
     Row(f"{_ROLLOUT}.enable_rollout_routing_replay", "train.router_replay", default=False),
     Row("reward_model.enable reward.reward_model.enable",
@@ -368,9 +362,8 @@ ROWS = (
         "naive", "dapo", "prime", why="the reward is rewards.0.name")),
     Row("custom_reward_function.* reward.custom_reward_function.path",
         convert=by_hand("name it FILE:FUNCTION, for f(prompts, completions, **columns) -> scores", "rewards")),
-    Row("reward.custom_reward_function.name", note="part of reward.custom_reward_function.path"),
     Row("distillation.enabled", convert=only(False, why="a teacher needs task: distill")),
-    Row("distillation.* reward.sandbox_fusion.* sandbox_fusion.* reward.* reward_model.*",
+    Row("distillation.* sandbox_fusion.* reward.custom_reward_function.name reward.* reward_model.*",
         note="part of rewards and teachers that other keys switch on"),
     Row(" ".join((
         table.named(_ROLLOUT, "mode load_format seed full_determinism nnodes n_gpus_per_node cudagraph_capture_sizes "
