@@ -347,7 +347,8 @@ ROWS = (
         {"loss.entropy_coef": float(value)}, "a mean over tokens there; here divided as loss.denominator says")
         if value else {}, default=0.0),
     Row("use_adaptive_entropy", convert=only(False, why="the entropy's coefficient is constant")),
-    Row("entropy_coef_* entropy_target vespo_*", note="read only with a refused value: use_adaptive_entropy, loss_type vespo"),
+    Row("entropy_coef_* entropy_target vespo_*",
+        note="read only with a refused value: use_adaptive_entropy, loss_type vespo"),
     Row("top_entropy_quantile", convert=only(1, 1.0, why="all tokens are trained on")),
     Row("off_policy_mask_threshold", convert=only(why="sequences are not masked by their KL to the engine here")),
     Row("vllm_importance_sampling_correction", convert=_correction, default=True,
