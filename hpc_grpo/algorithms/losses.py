@@ -87,9 +87,9 @@ class LossSettings(Section):
     proximal: Proximal = Field(
         "recomputed",
         description=(
-            "Source of the proximal logprobs, the ratio's denominator. recomputed: the learner computes "
-            "them at the step's start. interpolated: from the second minibatch on, values between the "
-            "engine's and the learner's by version (AReaL). engine: the engine's, so the correction is 1."
+            "Source of the proximal logprobs, the ratio's denominator. recomputed: the learner computes them at the "
+            "step's start. interpolated: from the second minibatch on, values between the engine's and the learner's "
+            "by version (AReaL's loglinear, at the step's start). engine: the engine's, so the correction is 1."
         ),
     )
     entropy_coef: NonNegativeFloat = Field(

@@ -20,8 +20,7 @@ from hpc_grpo.config import Config, load_config
 from hpc_grpo.config.checked import InvalidConfigError
 from hpc_grpo.config.load import find_config, load_values, overridden, read_layers
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.foreign.open_instruct import of_training_args
-from hpc_grpo.foreign.reading import read_options
+from hpc_grpo.foreign.open_instruct import of_training_args, read
 from hpc_grpo.foreign.systems import SYSTEMS, counterpart
 from hpc_grpo.foreign.table import Kind
 from hpc_grpo.launch.environment import is_allowed, is_denied
@@ -145,7 +144,7 @@ def _translated(
     of_job = place.node_resources().num_gpus if place.queue is not None else 0
     gpus = of_job or launch.get("slurm", {}).get("gpus_per_node", 0)
     nodes = 1 if of_job else launch.get("num_nodes", 1)
-    translation = SYSTEMS["open_instruct"].translated(of_training_args(read_options(shell.options), nodes, gpus))
+    translation = SYSTEMS["open_instruct"].translated(of_training_args(read(shell.options), nodes, gpus))
     missing = [*translation.of(Kind.REFUSED), *translation.unset(overrides)]
     refuse(origin, missing, "Change it there, or give KEY=VALUE, such as launch.slurm.gpus_per_node=4.")
     config = load_values(translation.values, overrides, origin, base, environ)

@@ -87,11 +87,6 @@ def _warmup(value: Any, theirs: Theirs) -> Any:
     return int(table.share_of_steps(value, steps, "train.warmup_steps")) * int(theirs.get(*_MINIBATCHES))
 
 
-def _schedule(value: Any, theirs: Theirs) -> Any:
-    end = theirs.get("actor.optimizer.min_lr_ratio")
-    return table.schedule(value, f"down to {end:g} of lr there, down to 0 here" if end else "")
-
-
 def _longest_prompt(value: Any, theirs: Theirs) -> int:
     """Return the limit of a prompt in tokens. Default: the engine's longest sequence minus the new tokens."""
     if value is not None:
@@ -103,11 +98,6 @@ def _longest_prompt(value: Any, theirs: Theirs) -> int:
 def _longest(theirs: Theirs) -> int:
     prompt = theirs.get("train_dataset.max_length", "dataset.max_prompt_len")
     return _longest_prompt(prompt, theirs) + int(theirs.get(*_MAX_NEW))
-
-
-def _microbatch(value: Any, theirs: Theirs) -> Any:
-    longest = _longest(theirs)
-    return Differs(max(longest, 8192), "unbounded there") if value is None else table.one_sequence(value, longest)
 
 
 def _whole(value: Any, theirs: Theirs) -> dict[str, Any]:
@@ -155,9 +145,13 @@ def _loss(is_decoupled: Any, theirs: Theirs) -> Any:
             "here, loss.correction = m2po masks per optimizer step, and weighs unmasked tokens by learner / engine",
             without | {"loss.correction.name": "m2po", "loss.correction.args.cap": threshold},
         )
+    told = []
     if by_sequence and ours["loss.correction.name"] == "icepop":
-        return Differs(ours, "there, a sequence's ratio is over its unmasked tokens; here, over all its tokens")
-    return ours
+        told.append("there, a sequence's ratio is over its unmasked tokens; here, over all its tokens")
+    if ours["loss.proximal"] == "interpolated":
+        told.append("there, every minibatch interpolates, at the version before the step's start; here, from the "
+                    "second minibatch on, at the step's start")  # fmt: skip
+    return Differs(ours, "; ".join(told))
 
 
 def _correction(theirs: Theirs) -> dict[str, Any]:
@@ -246,14 +240,23 @@ def _one_norm(norm: dict[str, Any], *, is_of_tokens: bool) -> Any:
     return Differs(ours, note) if is_of_tokens else ours
 
 
-def _reward_scale(value: Any, theirs: Theirs) -> Any:
-    """Scale the reward if the scale changes the gradient: without normalised advantages, or with a KL in the reward."""
+def _weight(theirs: Theirs) -> float:
+    """Return reward_scaling if it changes the gradient: without normalised advantages, or with a KL in the reward."""
     norms = [norm for norm in (_norm(theirs, _REWARD_NORM), _norm(theirs, _ADV_NORM)) if norm]
     is_divided = not norms or any(norm["std_level"] for norm in norms)
-    if value in (None, 1) or (is_divided and not theirs.get("actor.kl_ctl", "ppo.kl_ctl")):
-        return {}
-    note = "there, (r + bias) * scale, clipped to +-reward_clip; here, weight * r, not clipped"
-    return Differs({"rewards": [{"name": "correctness", "weight": float(value)}]}, note)
+    is_lost = is_divided and not theirs.get("actor.kl_ctl", "ppo.kl_ctl")
+    return 1.0 if is_lost else float(theirs.get("actor.reward_scaling", "ppo.reward_output_scaling"))
+
+
+def _reward_scale(_value: Any, theirs: Theirs) -> Any:
+    weight, note = _weight(theirs), "there, (r + bias) * scale, clipped to +-reward_clip; here, weight * r, not clipped"
+    return {} if weight == 1.0 else Differs({"rewards": [{"name": "correctness", "weight": weight}]}, note)
+
+
+def _overlong(value: Any, theirs: Theirs) -> int | None:
+    """Return the buffer of the penalty, which AReaL scales with the reward."""
+    tokens, factor = (theirs.get(f"actor.overlong_{key}") for key in ("tokens", "penalty_factor"))
+    return table.overlong(value, tokens, value and float(factor) * _weight(theirs))
 
 
 def _kl(value: Any, theirs: Theirs) -> Any:
@@ -284,15 +287,6 @@ def _eval_data(value: Any, theirs: Theirs) -> dict[str, Any]:
     is_read = any(theirs.get(f"{kind}_{unit}") for kind in ("evaluator.freq", "exp_ctrl.eval_freq")
                   for unit in ("epochs", "steps", "secs"))  # fmt: skip
     return below("data.eval", ours) if value and is_read else {}
-
-
-_ENGINE_OF_TRAINING = (
-    "experiment_name trial_name attn_impl use_kernels is_critic temperature mb_spec.n_mbs mb_spec.granularity "
-    "mb_spec.n_mbs_divisor mb_spec.packing_algorithm pad_to_maximum disable_dropout grad_reduce_dtype optimizer_dtype "
-    "weight_update_mode fsdp fsdp.* archon.* megatron megatron.* offload enable_tree_training scheduling_spec* "
-    "log_level request_timeout setup_timeout scheduling_strategy* log_agent_stats* max_new_tokens type.* sglang.* "
-    "vllm.* reward_norm adv_norm group_size use_decoupled_loss_*"
-)
 
 
 def _often(section: str, older: str, ours: str, needs: str = "") -> Row:
@@ -358,10 +352,10 @@ ROWS = (
     Row("actor.dtype", "model.dtype", table.dtype, default="bfloat16"),
     Row("actor.bf16", convert=lambda value, _: {} if value else Differs(
         {"model.dtype": "bfloat16"}, "float16 there, bfloat16 here")),
-    Row("ref.bf16", note="the reference has the policy's settings"),
     Row("actor.gradient_checkpointing", "train.gradient_checkpointing", default=False),
     Row("actor.mb_spec.max_tokens_per_mb actor_train.mb_spec.max_tokens_per_mb", "train.max_tokens_per_microbatch",
-        _microbatch, default=None),
+        lambda value, theirs: Differs(max(_longest(theirs), 8192), "unbounded there") if value is None
+        else table.one_sequence(value, _longest(theirs)), default=None),
     Row("actor.optimizer", convert=only(why="actor.optimizer must be a section")),
     Row("actor.optimizer.type", convert=only("adam", "adamw", why="learners only have AdamW")),
     Row("actor.optimizer.lr", "train.lr", default=1e-3),
@@ -371,8 +365,9 @@ ROWS = (
         default=0.9, also={"actor.optimizer.beta2": 0.999}),
     Row("actor.optimizer.eps", "train.adamw.eps", default=1e-8),
     Row("actor.optimizer.gradient_clipping", "train.max_grad_norm", default=1.0),
-    Row("actor.optimizer.lr_scheduler_type", "train.schedule", _schedule, default="constant",
-        also={"actor.optimizer.min_lr_ratio": 0.0}),
+    Row("actor.optimizer.lr_scheduler_type", "train.schedule", lambda value, theirs: table.schedule(
+        value, f"down to {end:g} of lr there, 0 here" if (end := theirs.get("actor.optimizer.min_lr_ratio")) else ""),
+        default="constant", also={"actor.optimizer.min_lr_ratio": 0.0}),
     Row("actor.optimizer.warmup_steps_proportion", "train.warmup_steps", _warmup, default=0.001),
     Row(named("actor.optimizer", "initial_loss_scale min_loss_scale loss_scale_window hysteresis offload"),
         note="part of float16's loss scaling, or of offload"),
@@ -383,9 +378,9 @@ ROWS = (
               "actor.importance_sampling_level": "token", "actor.prox_logp_method": "recompute",
               "actor.m2_threshold": None, "actor.behave_imp_weight_mode": None, **dict.fromkeys(_CAPS),
               "actor.rejection_sampling": None, **_REJECTION}),
-    Row("actor.rejection_sampling.agg", note="part of the refused level sequence"),
     Row("critic ppo.disable_value", convert=_critic, default=None, also={"critic.path": None}),
-    Row("critic.* critic_* ppo.value_* ppo.critic_sample_reuse ppo.fuse_rew_ref", note="part of a refused critic"),
+    Row("critic.* critic_* ppo.value_* ppo.critic_sample_reuse ppo.fuse_rew_ref actor.rejection_sampling.agg",
+        note="read only with a refused value: a critic, rejection_sampling.level sequence"),
     Row("actor.kl_ctl ppo.kl_ctl", convert=_kl, default=0.1, also={"actor.kl_estimator": "k1", "ref.path": None}),
     Row("ppo.use_adaptive_kl_ctl", convert=only(False, why="the KL's coefficient is constant")),
     Row("actor.ppo_n_minibatches ppo.ppo_n_minibatches", "train.num_minibatches",
@@ -402,14 +397,18 @@ ROWS = (
     Row("ppo.early_stop_imp_ratio", convert=lambda value, _: {} if value is None else Differs(
         {}, f"there, a minibatch whose mean ratio is above {value:g} is skipped; here, none is")),
     Row("actor.dynamic_sampling", "rollout.drop_zero_variance"),
-    Row("actor.overlong_reward_penalty", "rollout.overlong_tokens", lambda value, theirs: table.overlong(
-        value, *(theirs.get(f"actor.overlong_{key}") for key in ("tokens", "penalty_factor"))), default=False,
+    Row("actor.overlong_reward_penalty", "rollout.overlong_tokens", _overlong, default=False,
         also={"actor.overlong_tokens": None, "actor.overlong_penalty_factor": None}),
     Row("actor.mask_no_eos_with_zero mask_no_eos_with_zero", convert=only(
         False, why="there, a completion without an end token trains with reward 0; here, rollout.mask_truncated gives "
         "it no gradient", instead={"rollout.mask_truncated": True})),
     Row("mask_too_long", "rollout.mask_truncated"),
-    Row(named("actor", _ENGINE_OF_TRAINING),
+    Row(named("actor",
+        "experiment_name trial_name attn_impl use_kernels is_critic temperature mb_spec.n_mbs mb_spec.granularity "
+        "mb_spec.n_mbs_divisor mb_spec.packing_algorithm pad_to_maximum disable_dropout grad_reduce_dtype "
+        "optimizer_dtype weight_update_mode fsdp fsdp.* archon.* megatron megatron.* offload enable_tree_training "
+        "scheduling_spec* log_level request_timeout setup_timeout scheduling_strategy* log_agent_stats* "
+        "max_new_tokens type.* sglang.* vllm.* reward_norm adv_norm group_size use_decoupled_loss_*"),
         note="part of AReaL's trainer; here: temperature of sampling, no dropout, weights through shared memory"),
     Row("ref ref.* ref_inf.* actor_inf.* actor_train.*", note="the reference has the policy's settings"),
     Row("vllm.dtype", "engine.dtype", table.dtype, default="bfloat16"),

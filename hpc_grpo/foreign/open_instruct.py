@@ -6,10 +6,11 @@ defaults and the formulas.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpc_grpo.foreign import table
+from hpc_grpo.foreign.reading import read_options
 from hpc_grpo.foreign.table import ByHandError, Differs, RefusedError, Row, Theirs, below, by_hand, choice, only
 
 OLDER_DEFAULTS: dict[str, Any] = {
@@ -24,6 +25,12 @@ _KL = {"kl1": "k1", "kl2": "k2", "kl3": "k3", "kl4": "unbiased", 0: "k1", 1: "k2
 _TEMPLATES = ("simple_", "assistant_message_only", "zephyr", "olmo", "tulu", "r1_simple_chat")
 """Prefixes of open-instruct's own chat templates. Any other name means the tokenizer's template."""
 _VERIFIERS = "a verifier for each item's `dataset` there, answers as mathematics here"
+
+
+def read(words: Sequence[str]) -> dict[str, Any]:
+    """Read options. `--no_KEY` sets KEY to false, as for HfArgumentParser."""
+    off = {f"no_{name}": name for row in ROWS for name in (*row.names, *row.also)}
+    return {off.get(key, key): key not in off and value for key, value in read_options(words).items()}
 
 
 def of_training_args(given: Mapping[str, Any], nodes: int = 1, gpus: int | None = None) -> dict[str, Any]:
@@ -149,11 +156,6 @@ def _warmup(value: Any, theirs: Theirs) -> int:
     return int(ratio * (int(theirs.get("total_episodes")) // group) * updates) or int(value or 0)
 
 
-def _state_every(value: Any, theirs: Theirs) -> Any:
-    every, note = table.positive(value, theirs), "open-instruct saves nothing without checkpoint_state_dir"
-    return every if theirs.get("checkpoint_state_dir") else Differs(every, note)
-
-
 def _loss(value: Any, theirs: Theirs) -> dict[str, Any]:
     name = choice({"dapo": "grpo", "cispo": "cispo"}, "loss")(value)
     low = 1.0 if name == "cispo" else float(theirs.get("clip_lower"))
@@ -169,33 +171,14 @@ def _kl(value: Any, theirs: Theirs) -> Any:
     return Differs(ours, note) if estimator == "unbiased" else ours
 
 
-def _refresh(value: Any, theirs: Theirs) -> dict[str, Any]:
-    ours = {"refresh_steps": table.positive(value, theirs), "mixup": float(theirs.get("alpha"))}
-    return below("loss.kl", ours) if ours["refresh_steps"] and theirs.get("beta") else {}
-
-
 def _advantage(value: Any, theirs: Theirs) -> dict[str, Any]:
     is_scaled = choice({"standard": True, "centered": False}, "advantage")(value)
     ours = {"name": "group", "normalize_std": is_scaled}
     return below("loss.advantage", ours | ({"args.unbiased_std": False, "args.eps": 1e-8} if is_scaled else {}))
 
 
-def _denominator(value: Any, _theirs: Theirs) -> Any:
-    if value != "token":
-        raise RefusedError(
-            f"the sum over all tokens is divided by {value} there; here, loss.denominator: N divides by N times the "
-            f"number of sequences", {"loss.denominator": "constant"})  # fmt: skip
-    return "tokens"
-
-
-def _template(value: Any, _theirs: Theirs) -> dict[str, Any]:
-    if value and str(value).startswith(_TEMPLATES):
-        raise ByHandError("copy its text from dataset_transformation.py into a Jinja file", "data.template")
-    return {}
-
-
 ROWS = (
-    Row("exp_name", "run.name", lambda value, theirs: theirs.get("run_name", default=value), default="grpo",
+    Row("exp_name", "run.name", lambda _, theirs: str(theirs.get("run_name", "exp_name")), default="grpo",
         also={"run_name": None}),
     Row("output_dir", "run.root", default="output/", note="the run directory is NAME below it"),
     Row("seed", "run.seed", default=42),
@@ -226,7 +209,9 @@ ROWS = (
     Row("temperature", "rollout.temperature", default=1.0),
     Row("vllm_top_p", "rollout.top_p", default=1.0),
     Row("stop_strings", "rollout.stop", lambda value, _: table.as_list(value)),
-    Row("chat_template_name chat_template", convert=_template),
+    Row("chat_template_name chat_template", convert=lambda value, theirs: by_hand(
+        "copy its text from dataset_transformation.py into a Jinja file", "data.template")(
+        str(value).startswith(_TEMPLATES), theirs)),
     Row("system_prompt_override_file", convert=by_hand("copy the file's text", "data.system_prompt")),
     Row("user_prompt_transform", convert=by_hand("write the text around a prompt", "data.template")),
     Row("async_steps", "rollout.max_policy_lag", _lag, default=8),
@@ -235,12 +220,10 @@ ROWS = (
     Row("active_sampling", convert=_refilled, default=False, also={"filter_zero_std_samples": True}),
     Row("no_resampling_pass_rate no_resample_solve_rate no_resample_positive_rate", "data.curriculum", _retired,
         default=None),
-    Row("mask_truncated_completions", "rollout.mask_truncated", table.differs(
-        "dropped before a group's mean and deviation there; counted in both here, without gradient"), default=False),
+    Row("mask_truncated_completions", "rollout.mask_truncated", default=False),
     Row("non_stop_penalty", convert=only(
         False, why="a truncated completion gets non_stop_penalty_value there, and keeps its reward here: set "
         "rollout.mask_truncated, or write a reward of your own")),
-    Row("non_stop_penalty_value", note="part of non_stop_penalty, which is refused"),
     Row("num_mini_batches", "train.num_minibatches", lambda value, _: table.whole_groups(value, "packed rows"),
         default=1),
     Row("num_epochs", convert=only(1, why="each rollout is trained on once")),
@@ -256,14 +239,19 @@ ROWS = (
     Row("beta", convert=_kl, default=0.05, also={"kl_estimator": 2}),
     Row("load_ref_policy", note="a reference model is loaded if loss.kl.coef is not 0"),
     Row("loss_fn", convert=_loss, default="dapo", also={"clip_lower": 0.2, "clip_higher": 0.272}),
-    Row("loss_denominator", "loss.denominator", _denominator, default="token"),
+    Row("loss_denominator", "loss.denominator", lambda value, theirs: only(
+        "token", why=f"the sum over all tokens is divided by {value} there; here, loss.denominator: N divides by N "
+        "times the number of sequences", instead={"loss.denominator": "constant"})(value, theirs) or "tokens",
+        default="token"),
     Row("masked_mean_axis", convert=only(why="for axis 1 set loss.denominator: sequences")),
     Row("use_rho_correction truncated_importance_sampling_ratio_cap", convert=_correction, default=True,
         also={"use_vllm_logprobs": False, "rho_clamp_lower_bound": 0.0, "rho_clamp_upper_bound": 2.0,
               "rho_mask_lower_bound": 0.0, "rho_mask_upper_bound": 0.0, "rho_mask_sequence_level": False,
               "rho_mask_tv_divergence": False}),
     Row("advantage_normalization_type", convert=_advantage, default="centered"),
-    Row("ref_policy_update_freq", convert=_refresh, default=None, also={"alpha": 0.6}),
+    Row("ref_policy_update_freq", convert=lambda value, theirs: below(
+        "loss.kl", {"refresh_steps": int(value), "mixup": float(theirs.get("alpha"))})
+        if table.positive(value, theirs) and theirs.get("beta") else {}, default=None, also={"alpha": 0.6}),
     Row("apply_verifiable_reward", convert=_rewards, default=True,
         also={"verification_reward": 10.0, "apply_r1_style_format_reward": False, "r1_style_format_reward": 1.0,
               "additive_format_reward": False}),
@@ -278,9 +266,8 @@ ROWS = (
         also={"num_learners_per_node": [1], "vllm_tensor_parallel_size": 1, "num_nodes": 1, "gpus": None,
               "single_gpu_mode": False}),
     Row("sequence_parallel_size cp_degree", convert=table.split_sequences),
-    Row("cp_strategy", note="part of cp_degree"),
     Row("use_peft use_lora use_qlora", convert=only(False, why="set section lora instead: rank, alpha, targets")),
-    Row("lora_*", note="part of LoRA"),
+    Row("lora_* cp_strategy non_stop_penalty_value", note="part of LoRA, cp_degree or a refused non_stop_penalty"),
     Row("load_in_4bit load_in_8bit use_fp8_kv_cache", convert=only(False, why="quantised weights are not supported")),
     Row("model_dtype", "model.dtype", table.dtype, default="bfloat16"),
     Row("vllm_gpu_memory_utilization", "engine.vllm.gpu_memory_utilization",
@@ -299,7 +286,9 @@ ROWS = (
         if value is None else value, default=None),
     Row("eval_top_p", "eval.top_p"),
     Row("save_freq", "checkpoint.export_every", table.positive, default=200),
-    Row("checkpoint_state_freq", "checkpoint.every", _state_every, default=200, also={"checkpoint_state_dir": None}),
+    Row("checkpoint_state_freq", "checkpoint.every", lambda value, theirs: Differs(table.positive(value, theirs),
+        "" if theirs.get("checkpoint_state_dir") else "open-instruct saves nothing without checkpoint_state_dir"),
+        default=200, also={"checkpoint_state_dir": None}),
     Row("keep_last_n_checkpoints", "checkpoint.keep_exports", table.positive, default=3),
     Row("with_tracking", "metrics.wandb.mode", lambda value, _: "auto" if value else "disabled", default=False),
     Row("wandb_project_name wandb_project", "metrics.wandb.project", default="open_instruct_internal"),

@@ -29,7 +29,9 @@ exec 9>/dev/null
 BASH_XTRACEFD=9 _shell=$BASHPID _program=$1 _script=$2
 shift 2
 command_not_found_handle() {
-  if [[ " $* " =~ $_program ]]; then printf '\1%s\0' "$@" >&3; kill -KILL "$_shell"; exit; fi
+  for _word; do
+    if [[ $_word =~ $_program$ ]]; then printf '\1%s\0' "$@" >&3; kill -KILL "$_shell"; exit; fi
+  done
   printf '\3%s\0' "$1" >&3
 }
 exec() { "$@"; }
@@ -70,13 +72,14 @@ def read_words(words: Sequence[str]) -> dict[str, Any]:
 def read_options(words: Sequence[str]) -> dict[str, Any]:
     """Read `--key value`, `--key=value`, flags, and options with several values, which become lists.
 
-    Raises ConfigError for words before the first option.
+    `--a-b` means a_b, as for HfArgumentParser. Raises ConfigError for words before the first option.
     """
     values: dict[str, list[Any]] = {}
     key = ""
     for word in words:
         if word.startswith("--"):
             key, separator, text = word[2:].partition("=")
+            key = key.replace("-", "_")
             values[key] = [_option_value(text)] if separator else []
         elif not key:
             raise ConfigError(f"{word!r} comes before the first option. Give --key value, as for the program itself.")

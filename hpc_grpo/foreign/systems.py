@@ -69,7 +69,7 @@ SYSTEMS = {
     "trl": System("TRL", trl.ROWS),
     "verl": System("verl", verl.ROWS, program=r"verl\.trainer\.main_ppo"),
     "open_instruct": System(
-        "open-instruct", open_instruct.ROWS, read_options, r"grpo\w*\.py", ("num_nodes", "gpus"),
+        "open-instruct", open_instruct.ROWS, open_instruct.read, r"grpo\w*\.py", ("num_nodes", "gpus"),
         open_instruct.OLDER_KEYS, open_instruct.OLDER_DEFAULTS, open_instruct.of_training_args,
     ),
 }  # fmt: skip

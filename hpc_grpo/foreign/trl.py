@@ -199,6 +199,8 @@ def _loss(value: Any, theirs: Theirs) -> Any:
                                f"clip(r)), dual_clip). These are equal if delta is at least 1 + epsilon_high = "
                                f"{1 + high:g}, but delta = {delta} is less", chosen)  # fmt: skip
         chosen["loss.args.dual_clip"] = float(delta)
+    if value == "luspo" and not by_sequence:
+        raise RefusedError("luspo needs importance_sampling_level: sequence", {**chosen, "loss.name": "gspo"})
     if value == "bnpo":
         return Differs(chosen, "divided by the tokens of each microbatch there, and averaged; divided by the tokens of "
                                "the optimizer step here")  # fmt: skip
@@ -213,13 +215,6 @@ def _by_window(theirs: Theirs, ours: dict[str, Any]) -> Any:
 def _by_sequence_mean(theirs: Theirs, ours: dict[str, Any]) -> Any:
     note = "divided by the number of all completions there, by the number of unmasked completions here"
     return Differs(ours, note) if theirs.get("mask_truncated_completions") else ours
-
-
-def _scaling(value: Any, _theirs: Theirs) -> dict[str, Any]:
-    if value == "batch":
-        return {"loss.advantage.name": "group_step_std"}
-    is_scaled = choice({True: True, "group": True, False: False, "none": False}, "scale_rewards")(value)
-    return {"loss.advantage.name": "group", "loss.advantage.normalize_std": is_scaled}
 
 
 def _kl(value: Any, theirs: Theirs) -> Any:
@@ -307,16 +302,16 @@ ROWS = (
     Row("max_completion_length", "rollout.max_new_tokens", lambda value, _: value or 512, default=512),
     Row("temperature", "rollout.temperature", default=1.0),
     Row("top_p", "rollout.top_p", default=1.0),
-    Row("top_k", convert=only(0, -1, why="top-k sampling is not supported: use top_p")),
-    Row("min_p", convert=only(0, 0.0, why="min-p sampling is not supported: use top_p")),
+    Row("top_k min_p", convert=only(0, -1, why="top-k and min-p sampling are not supported: use top_p")),
     Row("generation_kwargs.stop", "rollout.stop", lambda value, _: table.as_list(value)),
-    Row("generation_kwargs generation_kwargs.*", convert=only({}, why="further sampling settings are not supported")),
+    Row("generation_kwargs generation_kwargs.* vllm_structured_outputs_regex",
+        convert=only({}, why="further sampling settings, such as structured outputs, are not supported")),
     Row("repetition_penalty",
         convert=only(1, 1.0, why="sampling has no repetition penalty; the reward repetition is one")),
-    Row("vllm_structured_outputs_regex", convert=only(why="structured outputs are not supported")),
     Row("max_tool_calling_iterations",
         convert=only(why="tools are an environment here: set environment.max_turns yourself")),
-    Row("mask_truncated_completions", "rollout.mask_truncated", default=False),
+    Row("mask_truncated_completions", "rollout.mask_truncated", table.differs(
+        "counted in a group's mean and deviation there; left out of both here"), default=False),
     Row("max_steps", convert=_length, default=-1, also={"num_train_epochs": 3.0}),
     Row("learning_rate", "train.lr", default=1e-6),
     Row("lr_scheduler_type", "train.schedule", lambda value, theirs: table.schedule(
@@ -329,20 +324,21 @@ ROWS = (
     Row("adam_beta1", "train.adamw.betas", lambda value, theirs: [value, theirs.get("adam_beta2")], default=0.9,
         also={"adam_beta2": 0.999}),
     Row("adam_epsilon", "train.adamw.eps", default=1e-8),
-    Row("optim", convert=only("adamw_torch", "adamw_torch_fused", "adamw", why="learners only have AdamW")),
-    Row("optim_args optim_args.* optim_target_modules", convert=only(why="learners only have AdamW")),
+    Row("optim optim_args optim_args.* optim_target_modules", convert=only(
+        "adamw_torch", "adamw_torch_fused", "adamw", why="learners only have AdamW")),
     Row("max_grad_norm", "train.max_grad_norm", default=1.0),
-    Row("label_smoothing_factor", convert=only(0, 0.0, why="the loss has no label smoothing")),
-    Row("neftune_noise_alpha", convert=only(why="embeddings get no noise")),
+    Row("label_smoothing_factor neftune_noise_alpha", convert=only(
+        0, why="the loss has no label smoothing, and embeddings get no noise")),
     Row("router_aux_loss_coef", "train.router_aux_loss_coef", lambda value, _: Differs(
         value, "over all tokens of a microbatch there, over each sequence here") if value else 0.0),
     Row("gradient_checkpointing", "train.gradient_checkpointing", default=True),
     Row("loss_type", convert=_loss, default="dapo",
         also={"importance_sampling_level": "token", "epsilon": 0.2, "epsilon_high": None, "delta": None,
               "sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05}),
-    Row("vespo_*", note="part of loss_type vespo, which is refused"),
     Row("beta", convert=_kl, default=0.0, also={"use_bias_correction_kl": True}),
-    Row("scale_rewards", convert=_scaling, default="group"),
+    Row("scale_rewards", convert=choice({"batch": {"loss.advantage.name": "group_step_std"}, **{own: {
+        "loss.advantage.name": "group", "loss.advantage.normalize_std": own in (True, "group")}
+        for own in (True, "group", False, "none")}}, "scale_rewards"), default="group"),
     Row("multi_objective_aggregation", convert=only(
         "sum_then_normalize", why="rewards are always summed first, then normalised")),
     Row("sync_ref_model", convert=_refresh, default=False,
@@ -351,7 +347,8 @@ ROWS = (
         {"loss.entropy_coef": float(value)}, "a mean over tokens there; here divided as loss.denominator says")
         if value else {}, default=0.0),
     Row("use_adaptive_entropy", convert=only(False, why="the entropy's coefficient is constant")),
-    Row("entropy_coef_* entropy_target", note="part of use_adaptive_entropy, which is refused"),
+    Row("entropy_coef_* entropy_target vespo_*",
+        note="read only with a refused value: use_adaptive_entropy, loss_type vespo"),
     Row("top_entropy_quantile", convert=only(1, 1.0, why="all tokens are trained on")),
     Row("off_policy_mask_threshold", convert=only(why="sequences are not masked by their KL to the engine here")),
     Row("vllm_importance_sampling_correction", convert=_correction, default=True,
@@ -379,11 +376,10 @@ ROWS = (
         "trackio_* project disable_tqdm save_only_model save_on_each_node resume_from_checkpoint debug "
         "skip_memory_metrics restore_callback_states_from_checkpoint include_num_input_tokens_seen",
         note="part of the hub and of logging; the same command resumes a run"),
-    Row("dataloader_* remove_unused_columns label_names length_column_name ignore_data_skip",
-        note="part of the data loader"),
     Row("bf16_full_eval fp16_full_eval tf32 accelerator_config* parallelism_config* average_tokens_across_devices "
         "auto_find_batch_size ddp_* deepspeed* fsdp* full_determinism gradient_checkpointing_kwargs* "
         "ignore_bias_buffers liger_kernel_config use_liger_kernel local_rank pad_to_multiple_of torch_compile* "
-        "torch_empty_cache_steps use_cache enable_jit_checkpoint disable_dropout",
-        note="part of transformers' trainer; here DeepSpeed's ZeRO, packed sequences, no dropout"),
+        "torch_empty_cache_steps use_cache enable_jit_checkpoint disable_dropout dataloader_* remove_unused_columns "
+        "label_names length_column_name ignore_data_skip",
+        note="part of transformers' trainer or data loader; here DeepSpeed's ZeRO, packed sequences, no dropout"),
 )  # fmt: skip

@@ -13,7 +13,6 @@ from hpc_grpo.foreign import table
 from hpc_grpo.foreign.table import Differs, RefusedError, Row, Theirs, as_list, below, by_hand, choice, only, positive
 
 _ACTOR = "actor_rollout_ref.actor"
-_TURNS = "several turns need an environment here: write the section environment yourself"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _OPTIM = f"{_ACTOR}.optim"
 _POLICY = f"{_ACTOR}.policy_loss"
@@ -70,11 +69,12 @@ def _kl_loss(value: Any, theirs: Theirs) -> Any:
         raise RefusedError("the KL is in the loss or in the rewards here, not in both", {"loss.kl.coef": 0.0})
     if value:
         name, coef = str(theirs.get(f"{_ACTOR}.kl_loss_type")), theirs.get(f"{_ACTOR}.kl_loss_coef")
-        keys = below("loss.kl", {"coef": float(coef), "where": "loss", "estimator": _estimator(name)})
-        if not name.endswith("+") or keys["loss.kl.estimator"] == "k2":
-            return keys
-        return Differs({**keys, "loss.kl.estimator": "k2"}, f"value of {_estimator(name)}, gradient of k2 there; here "
-                       "k2: the same gradient, but k2's value in loss/kl")  # fmt: skip
+        estimator = _estimator(name)
+        keys = below("loss.kl", {"coef": float(coef), "where": "loss", "estimator": estimator})
+        if not name.endswith("+") or estimator == "k2":
+            return Differs(keys, "at most 10 for each token there, unbounded here" if estimator == "k3" else "")
+        return Differs({**keys, "loss.kl.estimator": "k2"}, f"value of {estimator}, gradient of k2 there; here k2: the "
+                       "same gradient, but k2's value in loss/kl")  # fmt: skip
     if not in_reward:
         return {"loss.kl.coef": 0.0}
     name, coef = theirs.get("algorithm.kl_penalty"), theirs.get("algorithm.kl_ctrl.kl_coef")
@@ -199,7 +199,7 @@ def _overlong(value: Any, theirs: Theirs) -> int | None:
 
 
 ROWS = (
-    Row("trainer.experiment_name", "run.name", default="gsm8k"),
+    Row("trainer.experiment_name", "run.name", lambda value, _: str(value), default="gsm8k"),
     Row("trainer.default_local_dir", "run.root", lambda value, _: value or "checkpoints",
         note="the run directory is NAME below it"),
     Row("trainer.project_name", "metrics.wandb.project", default="verl_examples"),
@@ -254,9 +254,8 @@ ROWS = (
         note="part of verl's data loader; models here read only texts and images"),
     Row("actor_rollout_ref.model.path", "model.path"),
     Row("actor_rollout_ref.model.custom_chat_template", convert=by_hand("write it into a Jinja file", "data.template")),
-    Row("actor_rollout_ref.model.override_config actor_rollout_ref.model.external_lib",
+    Row(table.named("actor_rollout_ref.model", "override_config override_config.* external_lib"),
         convert=only({}, why="the model's config.json is not changed")),
-    Row("actor_rollout_ref.model.override_config.*", convert=only(why="the model's config.json is not changed")),
     Row("actor_rollout_ref.model.enable_gradient_checkpointing", "train.gradient_checkpointing", default=True),
     Row("actor_rollout_ref.model.lora_rank", convert=table.lora(
         *(f"actor_rollout_ref.model.{key}" for key in ("lora_rank", "lora_alpha", "target_modules"))),
@@ -280,21 +279,20 @@ ROWS = (
     Row(f"{_OPTIM}.lr", "train.lr", default=1e-6),
     Row(f"{_OPTIM}.weight_decay", "train.adamw.weight_decay", table.weight_decay, default=0.01),
     Row(f"{_OPTIM}.betas", "train.adamw.betas", default=[0.9, 0.999]),
-    Row(f"{_OPTIM}.optimizer", convert=only("AdamW", why="learners only have AdamW")),
-    Row(table.named(_OPTIM, "optimizer_impl override_optimizer_config override_optimizer_config.*"),
-        convert=only("torch.optim", {}, why="learners only have AdamW")),
+    Row(table.named(_OPTIM, "optimizer optimizer_impl override_optimizer_config override_optimizer_config.*"),
+        convert=only("AdamW", "torch.optim", {}, why="learners only have AdamW")),
     Row(f"{_OPTIM}.lr_warmup_steps", "train.warmup_steps", _warmup, default=-1,
         also={f"{_OPTIM}.lr_warmup_steps_ratio": 0.0}),
     Row(f"{_OPTIM}.lr_scheduler_type", "train.schedule", _schedule, default="constant",
         also={f"{_OPTIM}.warmup_style": None, f"{_OPTIM}.min_lr_ratio": 0.0, f"{_OPTIM}.num_cycles": 0.5}),
     Row(table.named(_OPTIM, "total_training_steps zero_indexed_step"), note="the run's length is train.total_*"),
-    Row(f"{_ACTOR}.grad_clip {_ACTOR}.optim.clip_grad", "train.max_grad_norm", default=1.0),
+    Row(f"{_OPTIM}.clip_grad {_OPTIM}.grad_clip {_ACTOR}.grad_clip", "train.max_grad_norm",  # older versions: the third
+        lambda _, theirs: theirs.get(f"{_OPTIM}.grad_clip", f"{_OPTIM}.clip_grad", f"{_ACTOR}.grad_clip"), default=1.0),
     Row(f"{_POLICY}.loss_mode", convert=_loss, default="vanilla", also={f"{_ACTOR}.{key}": own for key, own in {
             "clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0, "tau_pos": 1.0,
             "tau_neg": 1.05, "policy_loss.clip_cov_ratio": 0.0002, "policy_loss.clip_cov_lb": 1.0,
             "policy_loss.clip_cov_ub": 5.0, "policy_loss.kl_cov_ratio": 0.0002,
             "policy_loss.ppo_kl_coef": 0.1}.items()}),
-    Row(f"{_POLICY}.dro_beta", note="part of loss_mode dro, which is refused"),
     Row(f"{_ACTOR}.loss_agg_mode", convert=_aggregation, default="token-mean",
         also={f"{_ACTOR}.loss_scale_factor": None}),
     Row(f"{_ACTOR}.entropy_coeff", "loss.entropy_coef", default=0),
@@ -302,12 +300,14 @@ ROWS = (
         also={f"{_ACTOR}.kl_loss_coef": 0.001, f"{_ACTOR}.kl_loss_type": "low_var_kl",
               "algorithm.use_kl_in_reward": False, "algorithm.kl_ctrl.kl_coef": 0.001, "algorithm.kl_penalty": "kl"}),
     Row("algorithm.kl_ctrl.type", convert=only("fixed", why="the KL's coefficient is constant")),
-    Row("algorithm.kl_ctrl.horizon algorithm.kl_ctrl.target_kl", note="part of the refused kl_ctrl.type adaptive"),
     Row("algorithm.adv_estimator", convert=_advantage, default="gae", also={"algorithm.norm_adv_by_std_in_grpo": True}),
-    Row("algorithm.gamma algorithm.lam",
-        convert=only(1, 1.0, why="without a critic each token has the whole reward of its sequence")),
+    Row("algorithm.gamma", convert=lambda value, theirs: only(
+        value if theirs.get("algorithm.adv_estimator") != "reinforce_plus_plus" else 1,  # no other one reads it
+        why="without a critic each token has the whole reward of its sequence")(value, theirs)),
+    Row(f"algorithm.lam algorithm.kl_ctrl.horizon algorithm.kl_ctrl.target_kl algorithm.pf_ppo.* {_POLICY}.dro_beta "
+        f"{_CORRECTION}.rollout_rs_threshold", note="read only with a refused value: adv_estimator gae, kl_ctrl.type "
+        "adaptive, use_pf_ppo, loss_mode dro, rollout_rs"),
     Row("algorithm.use_pf_ppo", convert=only(False, why="rollouts are not resampled by their rewards")),
-    Row("algorithm.pf_ppo.*", note="part of use_pf_ppo, which is refused"),
     Row("algorithm.filter_groups.enable", "rollout.dynamic_sampling", _resampled, default=False,
         also={"algorithm.filter_groups.metric": "reward", "algorithm.filter_groups.max_num_gen_batches": 0}),
     Row("algorithm.filter_groups.max_inflight_gen_batches", note="engines are always kept full"),
@@ -316,7 +316,6 @@ ROWS = (
               f"{_CORRECTION}.loss_type": "ppo_clip"}),
     Row(f"{_CORRECTION}.rollout_rs", convert=only(why="there is only one correction: to mask sequences, set "
         "loss.correction to sequence_mask or geometric")),
-    Row(f"{_CORRECTION}.rollout_rs_threshold", note="part of rollout_rs, which is refused"),
     Row(f"{_CORRECTION}.rollout_is_batch_normalize", convert=only(
         False, why="weights are not divided by their mean over the batch")),
     Row("algorithm.rollout_is_threshold", convert=lambda value, _: below(
@@ -329,7 +328,7 @@ ROWS = (
         note="between phases verl moves weights to the host; here learners keep theirs"),
     Row(f"{_ACTOR}.ulysses_sequence_parallel_size {_ACTOR}.fsdp_config.ulysses_sequence_parallel_size",
         convert=table.split_sequences),
-    Row(f"{_ACTOR}.qat.enable {_ACTOR}.fsdp_config.qat.enable {_ROLLOUT}.qat.enable",
+    Row(f"{_ACTOR}.qat.enable {_ACTOR}.fsdp_config.qat.enable {_ROLLOUT}.qat.enable {_ROLLOUT}.quantization",
         convert=only(False, why="quantised weights are not supported")),
     Row(f"{_ACTOR}.freeze_vision_tower", note="with data.images the tower is frozen; model.train_vision trains it"),
     Row(f"{_ACTOR}.shuffle {_ACTOR}.data_loader_seed", note="the order within a step is that of the prompts"),
@@ -337,13 +336,13 @@ ROWS = (
     Row(f"{_ROLLOUT}.n", "rollout.group_size", default=1),
     Row(f"{_ROLLOUT}.temperature", "rollout.temperature", default=1.0),
     Row(f"{_ROLLOUT}.top_p", "rollout.top_p", default=1),
-    Row(f"{_ROLLOUT}.top_k", convert=only(-1, 0, why="top-k sampling is not supported: use top_p")),
+    Row(f"{_ROLLOUT}.top_k {_ROLLOUT}.val_kwargs.top_k", convert=only(
+        -1, 0, why="top-k sampling is not supported: use top_p")),
     Row(f"{_ROLLOUT}.do_sample", convert=only(True, why="a group of greedy completions has no advantages")),
     Row(f"{_ROLLOUT}.ignore_eos", convert=only(False, why="completions end with the end token")),
     Row(f"{_ROLLOUT}.over_sample_rate", convert=only(0, why="every group that is sampled is trained on")),
-    Row(f"{_ROLLOUT}.quantization", convert=only(why="quantised weights are not supported")),
-    Row(f"{_ROLLOUT}.multi_turn.enable", convert=only(False, why=_TURNS)),
-    Row(f"{_ROLLOUT}.agent.default_agent_loop", convert=only("single_turn_agent", why=_TURNS)),
+    Row(f"{_ROLLOUT}.multi_turn.enable {_ROLLOUT}.agent.default_agent_loop", convert=only(
+        False, "single_turn_agent", why="several turns need an environment here: write section environment yourself")),
     Row(f"{_ROLLOUT}.gpu_memory_utilization", "engine.vllm.gpu_memory_utilization", table.shared_memory, default=0.5),
     Row(f"{_ROLLOUT}.max_num_seqs", "engine.vllm.max_num_seqs", default=256),
     Row(f"{_ROLLOUT}.max_num_batched_tokens", "engine.vllm.max_num_batched_tokens", default=8192),
@@ -353,7 +352,6 @@ ROWS = (
     Row(f"{_ROLLOUT}.val_kwargs.n", "eval.num_samples", default=1),
     Row(f"{_ROLLOUT}.val_kwargs.temperature", "eval.temperature", default=0),
     Row(f"{_ROLLOUT}.val_kwargs.top_p", "eval.top_p", default=1.0),
-    Row(f"{_ROLLOUT}.val_kwargs.top_k", convert=only(-1, 0, why="top-k sampling is not supported")),
     Row(f"{_ROLLOUT}.val_kwargs.do_sample", note="verl does not read it either: a temperature of 0 is greedy"),
     Row(f"{_ROLLOUT}.enable_rollout_routing_replay", "train.router_replay", default=False),
     Row("reward_model.enable reward.reward_model.enable",
@@ -364,9 +362,8 @@ ROWS = (
         "naive", "dapo", "prime", why="the reward is rewards.0.name")),
     Row("custom_reward_function.* reward.custom_reward_function.path",
         convert=by_hand("name it FILE:FUNCTION, for f(prompts, completions, **columns) -> scores", "rewards")),
-    Row("reward.custom_reward_function.name", note="part of reward.custom_reward_function.path"),
     Row("distillation.enabled", convert=only(False, why="a teacher needs task: distill")),
-    Row("distillation.* reward.sandbox_fusion.* sandbox_fusion.* reward.* reward_model.*",
+    Row("distillation.* sandbox_fusion.* reward.custom_reward_function.name reward.* reward_model.*",
         note="part of rewards and teachers that other keys switch on"),
     Row(" ".join((
         table.named(_ROLLOUT, "mode load_format seed full_determinism nnodes n_gpus_per_node cudagraph_capture_sizes "

@@ -151,6 +151,88 @@ def test_areals_switches_choose_loss_proximal_logprobs_and_correction(
     assert tuple(found.get(key) for key in keys) == expected
 
 
+@pytest.mark.parametrize(
+    ("rows", "given", "key", "note"),
+    [
+        (trl.ROWS, {"mask_truncated_completions": True}, "rollout.mask_truncated",
+         "counted in a group's mean and deviation there; left out of both here"),
+        (trl.ROWS, {"mask_truncated_completions": False}, "rollout.mask_truncated", ""),
+        (open_instruct.ROWS, {"mask_truncated_completions": True}, "rollout.mask_truncated", ""),
+        (areal.ROWS, {"actor.use_decoupled_loss": True, "actor.prox_logp_method": "loglinear"}, "loss.proximal",
+         "there, every minibatch interpolates, at the version before the step's start; here, from the second minibatch "
+         "on, at the step's start"),
+        (areal.ROWS, {"actor.use_decoupled_loss": True}, "loss.proximal", ""),
+        (verl.ROWS, {f"{_ACTOR}.use_kl_loss": True}, "loss.kl.coef", "at most 10 for each token there, unbounded here"),
+        (verl.ROWS, {f"{_ACTOR}.use_kl_loss": True, f"{_ACTOR}.kl_loss_type": "k1"}, "loss.kl.coef", ""),
+    ],
+)  # fmt: skip
+def test_a_difference_is_told_where_there_is_one(
+    rows: Sequence[Row], given: dict[str, Any], key: str, note: str
+) -> None:
+    outcome = only_outcome(rows, given, key)
+    assert (outcome.note, outcome.kind) == (note, Kind.DIFFERS if note else Kind.TRANSLATED)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "norm", "factor", "is_refused"),
+    [
+        (10.0, {"actor.adv_norm.mean_level": "group", "actor.adv_norm.std_level": None}, 1.0, True),
+        (10.0, {"actor.adv_norm.mean_level": "group", "actor.adv_norm.std_level": None}, 0.1, False),
+        (10.0, {"actor.reward_norm.mean_level": "group", "actor.reward_norm.std_level": "group"}, 1.0, False),
+    ],
+)
+def test_areals_overlong_penalty_is_scaled_with_the_reward(
+    scaling: float, norm: dict[str, Any], factor: float, is_refused: bool
+) -> None:
+    penalty = {
+        "actor.overlong_reward_penalty": True,
+        "actor.overlong_tokens": 8,
+        "actor.overlong_penalty_factor": factor,
+    }
+    translation = translate(areal.ROWS, {"actor.kl_ctl": 0.0, "actor.reward_scaling": scaling, **norm, **penalty})
+    refused = {outcome.theirs: outcome.note for outcome in translation.of(Kind.REFUSED)}
+    said = "the penalty of an overlong completion is at most 1 here, 10.0 there"
+    assert refused.get("actor.overlong_reward_penalty") == (said if is_refused else None)
+    assert translation.ours["rollout.overlong_tokens"] == 8
+
+
+@pytest.mark.parametrize(
+    ("estimator", "key", "is_read"),
+    [("grpo", "gamma", False), ("rloo", "gamma", False), ("reinforce_plus_plus", "gamma", True), ("grpo", "lam", False),
+     ("reinforce_plus_plus", "lam", False)],
+)  # fmt: skip
+def test_verls_discount_is_refused_where_its_estimator_reads_it(estimator: str, key: str, is_read: bool) -> None:
+    translation = translate(verl.ROWS, {"algorithm.adv_estimator": estimator, f"algorithm.{key}": 0.9})
+    assert (f"algorithm.{key}" in {outcome.theirs for outcome in translation.of(Kind.REFUSED)}) == is_read
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, 1.0),
+        ({"grad_clip": 0.5}, 0.5),
+        ({"optim.clip_grad": 0.2, "grad_clip": 0.5}, 0.2),
+        ({"grad_clip": 0.5, "optim.clip_grad": 0.2}, 0.2),
+        ({"optim.grad_clip": 0.1, "optim.clip_grad": 0.2, "grad_clip": 0.5}, 0.1),
+    ],
+)
+def test_verls_gradient_clip_is_the_optimizers_before_the_older_one_of_the_actor(
+    given: dict[str, float], expected: float
+) -> None:
+    assert (
+        ours(verl.ROWS, {f"{_ACTOR}.{key}": value for key, value in given.items()})["train.max_grad_norm"] == expected
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "key"),
+    [(verl.ROWS, "trainer.experiment_name"), (open_instruct.ROWS, "exp_name"), (open_instruct.ROWS, "run_name"),
+     (trl.ROWS, "run_name"), (areal.ROWS, "experiment_name")],
+)  # fmt: skip
+def test_a_name_may_be_a_number(rows: Sequence[Row], key: str) -> None:
+    assert ours(rows, {key: 20260801})["run.name"] == "20260801"
+
+
 def test_areals_reference_may_be_another_model() -> None:
     given = {"actor.path": "m", "actor.kl_ctl": 0.1, "ref.path": "other"}
     assert ours(areal.ROWS, given)["loss.kl.reference"] == "other"
@@ -172,6 +254,7 @@ def test_areals_reference_may_be_another_model() -> None:
         (verl.ROWS, {}, "algorithm.adv_estimator", "PPO's critic needs task: ppo"),
         (trl.ROWS, {"loss_type": "cispo"}, "loss_type", "less than 1 would scale all tokens down"),
         (trl.ROWS, {"delta": 1.1}, "delta", "delta = 1.1 is less"),
+        (trl.ROWS, {"loss_type": "luspo"}, "loss_type", "luspo needs importance_sampling_level: sequence"),
         (open_instruct.ROWS, {"non_stop_penalty": True}, "non_stop_penalty", "gets non_stop_penalty_value there"),
         (open_instruct.ROWS, {"loss_denominator": "1000"}, "loss_denominator", "divided by 1000 there"),
     ],

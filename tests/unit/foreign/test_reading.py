@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.foreign import open_instruct
 from hpc_grpo.foreign.reading import read_nested, read_options, read_script, read_words
+from hpc_grpo.foreign.systems import SYSTEMS
 
 
 def test_interpolations_are_written_out_and_words_win(tmp_path: Path) -> None:
@@ -35,6 +37,17 @@ def test_options_may_have_no_value_one_or_several() -> None:
     assert read_options(["--flag", "--n", "-1", "--list", "a", "1.0", "b", "16", "--equals=x"]) == {
         "flag": True, "n": -1, "list": ["a", 1.0, "b", 16], "equals": "x",
     }  # fmt: skip
+
+
+def test_options_of_open_instruct_may_have_dashes_and_switch_off() -> None:
+    words = ["--learning-rate", "1e-5", "--no_load_ref_policy", "--no-use-rho-correction", "--no_resampling_pass_rate",
+             "0.9", "--active_sampling"]  # fmt: skip
+    assert open_instruct.read(words) == {
+        "learning_rate": 1e-5, "load_ref_policy": False, "use_rho_correction": False, "no_resampling_pass_rate": 0.9,
+        "active_sampling": True,
+    }  # fmt: skip
+    found = SYSTEMS["open_instruct"].translate(words)[1].ours
+    assert (found["train.lr"], found["loss.correction.name"]) == (1e-5, "none")
 
 
 def test_an_option_may_be_a_text_that_is_no_yaml() -> None:
@@ -80,6 +93,14 @@ def test_a_script_may_hold_its_words_in_training_args(tmp_path: Path) -> None:
 def test_a_command_inside_a_longer_word_is_no_command(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"runs no command with grpo.* Give the command's own words instead"):
         read_script(script(tmp_path, 'srun bash -c "python grpo.py --a"\n'), [], GRPO)
+
+
+def test_a_program_whose_name_only_begins_alike_is_another_program(tmp_path: Path) -> None:
+    other = script(tmp_path, "python3 -m verl.trainer.main_ppo_sync a=1\n")
+    with pytest.raises(ConfigError, match=r"main_ppo\. Give the command's own words instead"):
+        read_script(other, [], r"verl\.trainer\.main_ppo")
+    both = script(tmp_path, "python3 -m verl.trainer.main_ppo_sync a=1\npython3 -m verl.trainer.main_ppo a=2\n")
+    assert read_script(both, [], r"verl\.trainer\.main_ppo")[1] == ["a=2"]
 
 
 def test_a_script_without_a_command_is_an_error_with_what_bash_says(tmp_path: Path) -> None:
