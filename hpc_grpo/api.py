@@ -32,6 +32,7 @@ from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_metrics
+from hpc_grpo.system.readable import for_json
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -99,7 +100,9 @@ class Run:
                 f"step = {step}: run {self.path.name} has completions of these steps: {_ranges(steps) or 'none'}."
             )
         chosen = steps[-1] if step is None else step
-        return _pandas().DataFrame([{"step": chosen, **line} for line in read_jsonl(file_of(chosen))])
+        # pandas refuses half of a surrogate pair
+        lines = for_json([*read_jsonl(file_of(chosen))], lambda text: text.encode("utf-8", "replace").decode())
+        return _pandas().DataFrame([{"step": chosen, **line} for line in lines])
 
     def explain(self) -> str:
         """Explain how each attempt ended and what to do, like `hpc-grpo status --why`."""
@@ -200,11 +203,12 @@ def train(
     request = load_request(str(config), words)
     refuse_wrong_inputs(request)  # here too: a notebook shows an exception, not what a child prints
     run = RunDir(request.config.run_path)
+    number = run.next_attempt_number()
     code = run_until_over([sys.executable, "-m", "hpc_grpo.cli", "train", str(config), *words])
     if code in (EXIT_COMPLETE, EXIT_RESUMABLE):
         return Run(run.path)
     kind = ConfigError if code == EXIT_CONFIG else LaunchError
-    why = "\n".join(explained(run)) if run.has_config() else "The reason is printed above."
+    why = "\n".join(explained(run)) if run.next_attempt_number() > number else "The reason is printed above."
     raise kind(f"Training ended with exit code {code}.\n{why}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
@@ -172,6 +173,11 @@ class _Group(PlainGroup):
             with contextlib.suppress(OSError):  # a disk that is full changes no exit code
                 echo(f"error: {error}", err=True)
             ctx.exit(error.exit_code)
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            echo(f"error: {error.filename!r}: the name is too long. Give a shorter one.", err=True)
+            ctx.exit(EXIT_CONFIG)
 
 
 def _without_option(error: click.NoSuchOption) -> click.UsageError:
@@ -197,7 +203,10 @@ def _install_completion(ctx: click.Context, _parameter: click.Parameter, shell: 
     if shell is not None and not ctx.resilient_parsing:
         from hpc_grpo.cli.completion import install
 
-        echo(install(shell))
+        try:
+            echo(install(shell))
+        except HpcGrpoError as error:  # raised before `_Group.invoke`
+            raise click.UsageError(str(error), ctx) from error
         ctx.exit()
 
 

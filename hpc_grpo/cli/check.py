@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -88,6 +89,8 @@ def config(
         raise click.UsageError("Missing argument 'CONFIG'.")
     name, keys = words[0], [word for word in words[1:] if "=" not in word]
     overrides = [*sets, *(word for word in words[1:] if "=" in word)]
+    if as_json + as_yaml + bool(keys or changed) > 1:
+        raise click.UsageError("Give one of these: --json, --yaml, or KEY and --changed. The first two print all keys.")
     if (run := run_unless_config(name)) is not None:
         resolved = with_overrides(read_config(run), overrides)
     else:
@@ -197,6 +200,8 @@ def _hardware(
     node = HARDWARE[hardware or found or "gh200"]
     host = host_memory().total if is_here and not on_gpus else node.host_bytes
     gpu_gib, host_gib = gpu_memory_gib or node.gpu_bytes / GIB, host_memory_gib or host / GIB
+    if not gpu_gib + host_gib < math.inf:
+        raise ConfigError(f"--gpu-memory-gib = {gpu_gib:g}, --host-memory-gib = {host_gib:g}: must be finite.")
     memory = f"{host_gib:.0f} GiB of a node's memory"
     if found:
         echo(f"GPUs of this machine: {gpus[0].name} (--hardware {found})", err=True)

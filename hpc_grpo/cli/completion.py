@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from click.shell_completion import CompletionItem
 from hpc_grpo.cli.options import all_runs
 from hpc_grpo.config.describe import every_key
 from hpc_grpo.config.load import CONFIGS_DIR
-from hpc_grpo.run.files import write_atomic
+from hpc_grpo.run.files import write_atomic, writing
 
 _BASH = """\
 _hpc_grpo_complete() {
@@ -46,6 +47,7 @@ _hpc_grpo_complete() {
 }
 compdef _hpc_grpo_complete hpc-grpo
 """
+_FIX = "Make it writable, or set HOME to another folder."
 _SHELLS = {"bash": (_BASH, ".bashrc"), "zsh": (_ZSH, ".zshrc")}
 
 
@@ -53,13 +55,16 @@ def install(shell: str) -> str:
     """Write a shell's completion script, and a line in the user's rc file that reads it. Return a text for the user."""
     script, rc_name = _SHELLS[shell]
     file = Path.home() / ".local" / "share" / "hpc-grpo" / f"completion.{shell}"
-    write_atomic(file, script)
+    with writing(file, _FIX):
+        write_atomic(file, script)
     rc = Path(os.environ.get("ZDOTDIR", Path.home()) if shell == "zsh" else Path.home()) / rc_name
-    line = f"[ -r {file} ] && . {file}  # hpc-grpo\n"
-    if line not in (rc.read_text() if rc.is_file() else ""):
-        with rc.open("a") as lines:
-            lines.write(line)
-    return f"{rc} reads {file}. Open a new shell, or type: . {file}"
+    quoted = shlex.quote(str(file))
+    line = f"[ -r {quoted} ] && . {quoted}  # hpc-grpo\n"
+    before = rc.read_text(errors="replace") if rc.is_file() else ""
+    if line not in before:
+        with writing(rc, _FIX), rc.open("a") as lines:
+            lines.write(line if before.endswith("\n") or not before else f"\n{line}")
+    return f"{rc} reads {file}. Open a new shell, or type: . {quoted}"
 
 
 def candidates(kinds: Sequence[str], text: str) -> list[CompletionItem]:

@@ -276,7 +276,7 @@ def _named_data(path: str) -> str:
     """Return the value of --data for the config. Raises ConfigError for a missing file, or one that is no data set."""
     named = _absolute(path)
     if not is_generated(path) and (path.endswith(DATA_FILES) or path.startswith(("/", ".", "~"))):
-        place = Path(path).expanduser()
+        place = Path(os.path.expanduser(path))
         if not place.exists():
             raise ConfigError(f"--data = {path}: there is no {place.absolute()}. Give the path of a data set.")
         named = str(place.absolute())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -258,7 +259,7 @@ def submit(folder: Path | None, /, config_name: str, overrides: tuple[str, ...],
         config_name, overrides = "", (config_name, *overrides)
     if bool(config_name) == bool(values["model"]):
         raise click.UsageError("Give a CONFIG, or --model with --dataset and --reward_function: one of the two.")
-    path = Path(config_name).expanduser()
+    path = Path(os.path.expanduser(config_name))
     config = config_text(path) if config_name and path.is_file() else ""
     if (path.suffix in (".yaml", ".yml")) != bool(config):
         raise ConfigError(f"CONFIG = {config_name!r} must be an existing .yaml file, or the name of a shipped config.")

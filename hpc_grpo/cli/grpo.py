@@ -5,6 +5,7 @@ The file `train_grpo.py` beside the package calls the command. Option defaults a
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -65,7 +66,7 @@ def grpo(overrides: tuple[str, ...], **given: Any) -> None:
         echo(_NO_UNSLOTH, err=True)
     if given["reward_function"] in _REWARDS:
         echo(f"--reward_function {given['reward_function']} is {_REWARDS[given['reward_function']]} here.", err=True)
-    output = given["output_dir"].expanduser().absolute()
+    output = Path(os.path.expanduser(given["output_dir"])).absolute()
     file = output / "train_grpo.yaml"
     write_atomic(file, to_yaml(config_values(given, output, LocalPlace().node_resources().num_gpus)))
     run = RunDir(load_request(str(file), overrides).config.run_path)
@@ -108,7 +109,7 @@ def config_values(given: Mapping[str, Any], output: Path, num_gpus: int) -> dict
 
 
 def hand_over(run: Any, output: Path) -> None:
-    """Copy or link the files of the run's newest export into `output`. Raises ConfigError without an export."""
+    """Copy the files of the run's newest export into `output`. Raises ConfigError without an export."""
     export = run.latest_export()
     if export is None:
         raise ConfigError(f"{run.path} is complete, but has no export. `hpc-grpo model export {run.path}` writes one.")

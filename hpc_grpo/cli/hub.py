@@ -17,21 +17,12 @@ _REFUSED = (401, 403)
 
 
 def copy_export(export: Path, output: Path) -> None:
-    """Put the files of an export into a folder. config.json comes last, so it marks a complete model.
-
-    Makes hard links if the file system allows them, else copies. Replaces files of the same name.
-    """
+    """Copy the files of an export to a folder. config.json comes last, so it marks a complete model."""
     for file in sorted(export.iterdir(), key=lambda path: (path.name == "config.json", path.name)):
-        if not file.is_file():
-            continue
-        staged = output / f".{file.name}.new"
-        staged.unlink(missing_ok=True)
-        try:
-            os.link(file, staged)
-        except OSError:  # another file system, or one without hard links
+        if file.is_file():
+            staged = output / f".{file.name}.new"
             shutil.copyfile(file, staged)
-        staged.replace(output / file.name)
-        staged.unlink(missing_ok=True)  # a rename between two hard links of one file keeps both
+            staged.replace(output / file.name)
 
 
 class HubRepository:

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from hpc_grpo.cli.options import echo
-from hpc_grpo.config import SourceConfig, load_config
+from hpc_grpo.config import SourceConfig
 from hpc_grpo.config.load import load_values
 from hpc_grpo.config.yaml_text import write_yaml
 from hpc_grpo.data.encoder import held_out_below, prompt_hashes
@@ -54,6 +54,8 @@ def init(file: Path, **given: Any) -> None:
 
     Asks for missing options. Without a terminal, --model and --data are required.
     """
+    if file.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"FILE = {file}: the name must end in .yaml or .yml, such as my_run.yaml.")
     if file.exists():
         raise ConfigError(f"{file} exists already. Name another file: hpc-grpo init FILE.")
     missing = [f"--{name}" for name in ("model", "data") if given[name] is None]
@@ -66,7 +68,7 @@ def init(file: Path, **given: Any) -> None:
         if given[name] is None and asks:
             said = click.prompt(question, default=default, type=kind, err=True)
         # No shell expands the answer to a question, or the ~ of --data=~/rows.jsonl.
-        return os.path.expandvars(os.path.expanduser(str(said)))  # noqa: PTH111 - Path would change other names
+        return os.path.expandvars(os.path.expanduser(str(said)))
 
     model = answer("model", "Model (a Hugging Face folder or name)", "Qwen/Qwen2.5-0.5B-Instruct")
     data = answer("data", "Data (a file, or a name on the hub)", None)
@@ -81,10 +83,10 @@ def init(file: Path, **given: Any) -> None:
         values["rollout"] = {"prompts_per_step": 8, "group_size": 4, "max_new_tokens": 128}
     values, plan = _fitting(values | _length(values, hashes), gpus)
     REWARDS.check(reward)
+    config = load_values(values, (), "This config")  # first: an invalid file would stay
     name = shlex.quote(str(file))
     with writing(file):
         write_atomic(file, _SHOWN.format(file=name, yaml=write_yaml(values)))
-    config = load_config(str(file))
     echo(f"Wrote {file}: {_as_text(gpus, values)}")
     if plan is not None and not plan.fits:
         echo(f"The run does not fit: {'; '.join(plan.problems)}. `hpc-grpo plan {name}` says what to change.", err=True)

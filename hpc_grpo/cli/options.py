@@ -137,7 +137,7 @@ def find_run(argument: str, root: Path | None = None) -> RunDir:
     then below ./runs. Raises ConfigError with near matches.
     """
     roots = _roots(root)
-    for path in (Path(argument).expanduser(), *(folder / argument for folder in roots)):
+    for path in (Path(os.path.expanduser(argument)), *(folder / argument for folder in roots)):
         if _is_run(path):
             return RunDir(path.absolute())
     if runs := find_sweep(argument, root):
@@ -158,7 +158,7 @@ def find_runs(names: Sequence[str], root: Path | None = None) -> list[RunDir]:
 
 def find_sweep(argument: str, root: Path | None = None) -> list[RunDir]:
     """Return the runs of a sweep: a folder, or a name below the runs root. Empty if `argument` names no sweep."""
-    for folder in (Path(argument).expanduser(), *(each / argument for each in _roots(root))):
+    for folder in (Path(os.path.expanduser(argument)), *(each / argument for each in _roots(root))):
         if _is_sweep(folder) and (runs := runs_below(folder)):
             return runs
     return []
@@ -189,10 +189,11 @@ def open_run(argument: str) -> RunDir:
 
 
 def open_runs(names: Sequence[str]) -> list[RunDir]:
-    """Return the runs that `names` name, for a command that changes them. Raises ConfigError like `open_run`."""
+    """Return the runs that `names` name, to change them. Raises ConfigError like `open_run`, or for a read-only run."""
     runs = find_runs(names)
     for run in runs:
         refuse_shared(run.path)
+        run.refuse_read_only()
     return runs
 
 
@@ -237,7 +238,7 @@ def _roots(root: Path | None = None) -> list[Path]:
     if root is not None:
         return [root]
     named = os.environ.get(RUNS_ROOT_VARIABLE)
-    return [Path(named).expanduser(), _DEFAULT_ROOT] if named else [_DEFAULT_ROOT]
+    return [Path(os.path.expanduser(named)), _DEFAULT_ROOT] if named else [_DEFAULT_ROOT]
 
 
 def _entries(folder: Path) -> list[Path]:

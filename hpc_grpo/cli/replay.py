@@ -55,7 +55,7 @@ def replay(run_name: str, overrides: tuple[str, ...], step: int, as_json: bool) 
     loss.name=dapo, gets its defaults; loss.kl, loss.entropy_coef and loss.proximal stay. The run does not change.
     """
     run = find_run(run_name)
-    config, changed = _prepared(run, overrides)
+    config, changed = _prepared(run, overrides, "a replay")
     with redirect_stdout(sys.stderr):  # libraries print to stdout when they are imported or start
         result = train_again(run, step, config, changed)
     if as_json:
@@ -104,11 +104,13 @@ def export(
         raise ConfigError("--public needs --push-to-hub ORG/NAME. Give both, or leave --public out.")
     if hub["repository"] is not None:
         repository = HubRepository(hub["repository"], is_public=hub["is_public"])
-    hands_over = output is not None or repository is not None
-    folder = _export_there(run, step, merged=merged) if hands_over else None
+    output = output and output.absolute()
+    _, config = _prepared(run, overrides, "an export")
+    if merged and config.lora is None:
+        raise ConfigError(f"--merged merges the adapter of a run with lora. Run {run.name} has none: leave it out.")
+    folder = _export_there(run, step, merged=merged) if output or repository else None
     if folder is None:
-        output = output and output.absolute()
-        _, config = _prepared(run, overrides)
+        run.refuse_read_only()
         with redirect_stdout(sys.stderr):
             folder = export_checkpoint(run, step, config, merged=merged)
     number = int(folder.name.removeprefix("step_"))
@@ -134,8 +136,8 @@ def _export_there(run: RunDir, step: int | None, *, merged: bool) -> Path | None
     return folder if is_merged == merged else None
 
 
-def _prepared(run: RunDir, overrides: Sequence[str]) -> tuple[Config, Config]:
-    """Return the run's config without and with `overrides`. Raises ConfigError for keys without effect here.
+def _prepared(run: RunDir, overrides: Sequence[str], what: str) -> tuple[Config, Config]:
+    """Return the run's config without and with `overrides`. Raises ConfigError for keys without effect in `what`.
 
     Sets a learner's environment variables, which change numbers: call this before torch is imported. Changes to the
     folder where the run was started, if that folder exists: relative paths in the config start there.
@@ -145,13 +147,13 @@ def _prepared(run: RunDir, overrides: Sequence[str]) -> tuple[Config, Config]:
     for key, _, _ in (override.partition("=") for override in overrides):
         if key.startswith("loss.advantage"):
             raise ConfigError(
-                f"{key} cannot change in a replay: the advantages are in the step's record, because the driver "
+                f"{key} cannot change in {what}: the advantages are in the step's record, because the driver "
                 f"computes them before learners get the step. Leave it out."
             )
         if not key.startswith(_OF_THE_STEP):
             raise ConfigError(
-                f"{key} cannot change in a replay: it has no effect on a step whose batch and optimizer state are "
-                f"recorded. Choose {', '.join(f'{key}*' if key[-1] == '.' else key for key in _OF_THE_STEP)}."
+                f"{key} cannot change in {what}: it has no effect there. Choose "
+                f"{', '.join(f'{key}*' if key[-1] == '.' else key for key in _OF_THE_STEP)}."
             )
     changed = with_overrides(config, _as_in_papers(config, overrides))
     if (started_in := working_dir(run)).is_dir():

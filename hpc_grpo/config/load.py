@@ -175,7 +175,7 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
 
 
 def _position(items: list[Any], index: str, key: str) -> int:
-    if not index.isdigit() or int(index) >= len(items):
+    if not index.isdecimal() or int(index) >= len(items):
         raise ConfigError(f"Override {key!r}: {index!r} must be a position from 0 to {len(items) - 1}.")
     return int(index)
 

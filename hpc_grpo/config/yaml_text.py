@@ -20,6 +20,9 @@ _MERGE = "tag:yaml.org,2002:merge"
 """YAML's merge key <<, which a section may have several times."""
 
 
+_INVALID = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
+"""Errors of PyYAML. It raises those of Python for a date or a number that does not exist, and for deep nesting."""
+
 _FIXES = {
     "'\\t'": " Indent with spaces instead of tabs.",
     "found '<block mapping start>'": " Indent all keys of a section by the same number of spaces.",
@@ -58,7 +61,7 @@ def read_value(text: str, origin: str) -> Any:
     """Read a value as the text of a key in YAML. Raises ConfigError."""
     try:
         return yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
+    except _INVALID as error:
         raise ConfigError(f"{origin}: the value is not valid YAML: {error}\nPut a text in quotes.") from error
 
 
@@ -68,11 +71,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
         values = yaml.load(path.read_text(), _Loader)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"Config {path} cannot be read: {error}") from error
-    except yaml.YAMLError as error:
+    except _INVALID as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         says = getattr(error, "problem", error)
-        fix = next((fix for part, fix in _FIXES.items() if part in f"{says}"), "")
+        fix = next((fix for part, fix in _FIXES.items() if part in f"{says}"), "" if mark else " Put a text in quotes.")
         raise ConfigError(f"Config {path}{where} is not valid YAML: {says}.{fix}") from error
     if not isinstance(values, dict):
         found = {type(None): "is empty", list: "holds a list"}.get(type(values), "holds text")

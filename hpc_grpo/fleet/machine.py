@@ -131,7 +131,7 @@ class SshMachine:
         vm = self._vm
         options: dict[str, Any] = {"username": vm.user} if vm.user else {}
         if vm.ssh_key_path:
-            options["client_keys"] = [str(Path(vm.ssh_key_path).expanduser())]
+            options["client_keys"] = [os.path.expanduser(vm.ssh_key_path)]
         async with self._connecting:
             if self._connection is None or self._connection.is_closed():
                 connecting = asyncssh.connect(

@@ -103,7 +103,7 @@ class Fleet:
 
 def fleet_folder(folder: Path | None, environ: Mapping[str, str] = os.environ) -> Path:
     """Return the fleet's folder, by default $HPC_GRPO_FLEET or ./fleet."""
-    return (folder or Path(environ.get(FOLDER_VARIABLE) or "fleet")).expanduser().absolute()
+    return Path(os.path.expanduser(folder or environ.get(FOLDER_VARIABLE) or "fleet")).absolute()
 
 
 def open_fleet(folder: Path | None, environ: Mapping[str, str] = os.environ) -> Fleet:

@@ -76,7 +76,8 @@ class Dashboard(ThreadingHTTPServer):
             data["eval_version"] = digest_of(data["held_out"])
             return data if query.get("evals") != data["eval_version"] else {**data, "held_out": None}
         if path == "/api/rollouts":
-            return clean(read_groups(rollout_files(run)[int(query["step"])], judge_of(run), MOST_ROLLOUT_BYTES))
+            step = int(query["step"])
+            return clean(read_groups(rollout_files(run, [step])[step], judge_of(run), MOST_ROLLOUT_BYTES))
         raise LookupError(path)
 
     def _summary(self, run: RunDir) -> dict[str, Any]:

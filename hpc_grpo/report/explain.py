@@ -273,7 +273,8 @@ _BY_PATTERN = {
     r"|Reward '[^\n]*' (returned|does not|must be|raised)|RewardError|\breward '[^\n]*': ": Advice(
         "reward error",
         "The reward function failed; its own error is above. Fix it, raise rewards.N.timeout_s if it is only slow, or "
-        "allow more failures: grading.max_failed_fraction. Then {command} KEY=VALUE, with the changed key.",
+        "allow more failures: grading.max_failed_fraction. Then {command} --accept-changes, or KEY=VALUE with the "
+        "changed key.",
     ),
     r"gradient of .* is not finite": Advice(
         "diverged",

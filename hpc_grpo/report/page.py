@@ -51,12 +51,12 @@ def write_page(runs: Sequence[RunDir], path: Path) -> Path:
     data: list[dict[str, Any]] = []
     rollouts: list[tuple[str, Any]] = []
     for run, name in zip(runs, names_of(runs), strict=True):
-        chosen = _chosen(run, MOST_ROLLOUT_BYTES // len(runs))
+        found = run_data(run, name, MetricColumns(run.metrics), now)
+        chosen = _chosen(run, found["rollout_steps"], MOST_ROLLOUT_BYTES // len(runs))
         judged_by = judge_of(run)
         for step, file in chosen.items():
             groups = read_groups(file, judged_by, MOST_ROLLOUT_BYTES // len(runs) // len(chosen))
             rollouts.append((f"rollouts-{len(data)}-{step}", clean(groups)))
-        found = run_data(run, name, MetricColumns(run.metrics), now)
         data.append({**found, "num_rollout_steps": len(found["rollout_steps"]), "rollout_steps": list(chosen)})
     page = make_page({"runs": data}, rollouts)
     with writing(path):
@@ -102,9 +102,9 @@ def judge_of(run: RunDir) -> dict[str, Any]:
     return judged_by if isinstance(judged_by, dict) else {}
 
 
-def _chosen(run: RunDir, most_bytes: int) -> dict[int, Path]:
-    """Return the files of all steps, or of as many evenly spread steps as fit into `most_bytes`."""
-    files = rollout_files(run)
+def _chosen(run: RunDir, steps: Sequence[int], most_bytes: int) -> dict[int, Path]:
+    """Return the files of `steps`, or of as many evenly spread steps as fit into `most_bytes`."""
+    files = rollout_files(run, steps)
     total = max(1, sum(path.stat().st_size for path in files.values()))
     most = max(2, min(_MOST_STEPS, len(files) * most_bytes // total))
     return {step: files[step] for step in evenly_spread(list(files), most)}
@@ -130,8 +130,8 @@ def run_data(run: RunDir, name: str, columns: MetricColumns, now: float) -> dict
         "headline": _headline(columns),
         "bounds": {key: ends for key in metrics if (ends := bounds_of(key))[0] in metrics},
         "evals": _evals(columns),
-        "held_out": held_out(run),
-        "rollout_steps": list(rollout_files(run)),
+        "held_out": held_out(run, columns.steps),
+        "rollout_steps": list(rollout_files(run, columns.steps)),
         "attempts": attempts,
         "alerts": find_alerts(records, summary, last),
         "facts": _facts(records, config),
@@ -150,7 +150,7 @@ def read_values(path: Path) -> dict[str, Any]:
     """Return the config's values as written: reading a run loads none of its code and refuses nothing."""
     try:
         return read_yaml(path)
-    except (ConfigError, ValueError):  # a ValueError: a value that is no valid date
+    except ConfigError:
         return {}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import accumulate, count, groupby
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.paths import RunDir, step_dirs
+from hpc_grpo.run.progress import read_metrics
 from hpc_grpo.system.readable import number_or_none, one_line
 
 EVAL_FILES = r"eval_step_(\d+)\.jsonl"
@@ -31,9 +32,10 @@ _USER = re.compile(
 """The user's text in ChatML, Llama 3's and Gemma's chat templates."""
 
 
-def rollout_files(run: RunDir) -> dict[int, Path]:
-    """Return the files with the rollouts of training steps, by step."""
-    return dict(sorted(step_dirs(run.rollouts(0).parent, r"step_(\d+)\.jsonl").items()))
+def rollout_files(run: RunDir, of_steps: Collection[int]) -> dict[int, Path]:
+    """Return the files with the rollouts of the steps that have one, by step."""
+    files = step_dirs(run.rollouts(0).parent, r"step_(\d+)\.jsonl")
+    return {step: files[step] for step in sorted(files.keys() & of_steps)}
 
 
 def read_groups(path: Path, judged_by: Mapping[str, Any], most_bytes: int) -> list[dict[str, Any]]:
@@ -53,16 +55,17 @@ def read_groups(path: Path, judged_by: Mapping[str, Any], most_bytes: int) -> li
     return groups
 
 
-def held_out(run: RunDir) -> list[dict[str, Any]]:
+def held_out(run: RunDir, of_steps: Collection[int]) -> list[dict[str, Any]]:
     """Return prompts of each eval set with their completions at the first eval, the last, and some between.
 
-    `evals` has the completions of a prompt, one list for each of `steps`.
+    Reads the evals after `of_steps`, the steps of the metrics: the file of a lost step remains. `evals` has the
+    completions of a prompt, one list for each of `steps`.
     """
     folder = run.rollouts(0).parent
     found = []
     for name in ("", *sorted(path.name for path in folder.glob("*") if path.is_dir())):
         files = step_dirs(folder / name, EVAL_FILES)
-        steps = evenly_spread(sorted(files), _MAX_EVALS)
+        steps = evenly_spread(sorted(files.keys() & of_steps), _MAX_EVALS)
         stamps = tuple((files[step], files[step].stat().st_mtime_ns) for step in steps)
         if prompts := _through_time(stamps):
             found.append({"set": name, "steps": steps, "prompts": prompts})
@@ -160,7 +163,7 @@ def before_and_after(run: RunDir, in_their_order: int = 0) -> str:
 
     `in_their_order`: show this many prompts instead, from each source in turn, whatever their results.
     """
-    main = next((own for own in held_out(run) if not own["set"]), None)
+    main = next((own for own in held_out(run, read_metrics(run.metrics)) if not own["set"]), None)
     if main is None or len(main["steps"]) < 2:
         return "Completions are compared once two evals have been written."
     shown = []

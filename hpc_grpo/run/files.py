@@ -59,12 +59,12 @@ def write_atomic(path: Path, content: str | bytes, mode: int = 0o644) -> None:
 
 
 @contextlib.contextmanager
-def writing(file: Path) -> Iterator[None]:
-    """Raise ConfigError if `file`, which the user has named, cannot be written."""
+def writing(file: Path, fix: str = "Name another file.") -> Iterator[None]:
+    """Raise ConfigError with `fix` if the block cannot write `file`, which the user has named."""
     try:
         yield
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be written ({error.strerror}). Name another file.") from error
+    except (OSError, ValueError) as error:  # ValueError: no name, such as ""
+        raise ConfigError(f"{file} cannot be written ({getattr(error, 'strerror', error)}). {fix}") from error
 
 
 def write_json_atomic(path: Path, value: Any) -> None:

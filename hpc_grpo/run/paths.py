@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpc_grpo.errors import ConfigError
-from hpc_grpo.run.files import copy_path
+from hpc_grpo.run.files import copy_path, writing
 from hpc_grpo.run.owner import PRIVATE_DIR_MODE, refuse_shared
 
 if TYPE_CHECKING:
@@ -123,15 +122,15 @@ class RunDir:
     def create(self) -> None:
         """Create the directory, for this user alone. Raises ConfigError if others may write it, or this user cannot."""
         refuse_shared(self.path)
-        try:
+        with writing(self.path, "Set run.root to a folder you can write to."):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
             tempfile.TemporaryFile(dir=self.path).close()
-        except OSError as error:
-            raise ConfigError(
-                f"The run directory {self.path} cannot be written ({error.strerror}). "
-                f"Set run.root to a folder you can write to."
-            ) from error
+
+    def refuse_read_only(self) -> None:
+        """Raise ConfigError if this user cannot write to the directory, which exists."""
+        with writing(self.path, "This command writes there. Copy the run to a folder you can write to."):
+            tempfile.TemporaryFile(dir=self.path).close()
 
 
 def is_sweep(folder: Path) -> bool:

@@ -70,7 +70,7 @@ def is_no_hub_name(path: str) -> bool:
 
 def refuse_missing_folder(path: str, key: str) -> None:
     """Raise ConfigError for a model path that is not a hub name, if the folder does not exist."""
-    folder = Path(path).expanduser()
+    folder = Path(os.path.expanduser(path))
     if is_no_hub_name(path) and not folder.is_dir():
         raise ConfigError(
             f"{key} = {path}: there is no folder {folder.absolute()}. Give the folder of a model, or a name of the "
@@ -83,7 +83,7 @@ def find_model(path: str, environ: Mapping[str, str] = os.environ, key: str = "m
 
     Uses the snapshot of the main branch, else the newest. Raises ConfigError with the config's `key`.
     """
-    folder = Path(path).expanduser()
+    folder = Path(os.path.expanduser(path))
     if (folder / "config.json").is_file():
         return folder
     if folder.is_dir():

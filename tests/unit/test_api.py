@@ -22,6 +22,7 @@ from hpc_grpo.run.chain import ChainRecord, write_chain
 from hpc_grpo.run.paths import RunDir
 from tests.support.command import call
 from tests.support.places import FakeQueue
+from tests.support.run_builder import RunBuilder
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", (REPOSITORY / "docs" / "python.md").read_text(), re.M | re.S)
@@ -196,6 +197,29 @@ def test_training_that_fails_raises(folder: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("hpc_grpo.api.run_until_over", lambda command: code)
     with pytest.raises(kind, match=f"exit code {code}"):
         hpc_grpo.train("my_run.yaml")
+
+
+def test_training_that_fails_before_an_attempt_does_not_give_the_reason_of_an_earlier_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = RunBuilder.of(RunDir(folder / "runs" / "my-run"))
+    built.attempt(1, "config", why="an old reason", exit_code=78)
+    monkeypatch.setattr("hpc_grpo.api.run_until_over", lambda command: 78)
+    with pytest.raises(ConfigError, match=r"printed above\.$"):
+        hpc_grpo.train("my_run.yaml")
+    monkeypatch.setattr(
+        "hpc_grpo.api.run_until_over", lambda command: built.attempt(2, "config", why="a new reason") and 78
+    )
+    with pytest.raises(ConfigError, match="a new reason"):
+        hpc_grpo.train("my_run.yaml")
+
+
+def test_a_text_with_half_of_a_surrogate_pair_is_in_the_table(folder: Path) -> None:
+    run = RunDir(folder / "runs" / "my-run")
+    write_lines(run.rollouts(2), [{"ordinal": 0, "completion": "a\ud83db", "reward": 0.5}])
+    assert hpc_grpo.Run("my-run").rollouts().to_dict("records") == [
+        {"step": 2, "ordinal": 0, "completion": "a?b", "reward": 0.5}
+    ]
 
 
 def test_a_file_that_trains_when_it_is_imported_is_told_to_guard_the_call(folder: Path) -> None:

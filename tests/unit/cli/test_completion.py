@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
+from hpc_grpo.errors import EXIT_CONFIG
 from tests.support.command import call, command_of
 from tests.support.run_builder import RunBuilder
 
@@ -74,6 +75,33 @@ def test_a_command_that_takes_a_run_offers_its_name(
     RunBuilder(tmp_path / "runs" / "my-run")
     command = command_of(words)
     assert [item.value for item in command.params[0].shell_complete(click.Context(command), "my")] == ["my-run"]
+
+
+def test_the_line_is_read_below_an_unfinished_line_and_from_a_home_with_a_space(
+    shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "ho me"
+    home.mkdir()
+    rc = home / f".{shell}rc"
+    rc.write_bytes(b"# caf\xe9\nexport MINE=1")  # no final newline, and no UTF-8
+    monkeypatch.setenv("HOME", str(home))
+    assert call("--install-completion", shell).output.endswith(
+        f"type: . '{home}/.local/share/hpc-grpo/completion.{shell}'\n"
+    )
+    (home / ".local" / "share" / "hpc-grpo" / f"completion.{shell}").write_text("echo $MINE read")
+    done = subprocess.run([shell, "-f", "-c", '. "$0"', str(rc)], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("1 read\n", "")
+
+
+@pytest.mark.parametrize("blocked", [".local", ".bashrc"])
+def test_a_home_that_cannot_be_written_is_an_error_with_a_fix(
+    blocked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / blocked).symlink_to("/dev/full/x")
+    result = call("--install-completion", "bash")
+    assert (result.exit_code, "cannot be written (" in result.stderr) == (EXIT_CONFIG, True), result.output
+    assert "set HOME to another folder" in result.stderr
 
 
 def test_a_second_installation_adds_no_second_line(shell: str) -> None:

@@ -183,6 +183,7 @@ def test_a_card_says_what_was_trained_how_well_and_how_to_do_it_again(run: RunDi
     done = call("model", "export", str(run.path), "--out", str(tmp_path / "given"))
     assert (done.exit_code, done.output) == (0, f"{tmp_path / 'given'}\n")
     assert {name: (tmp_path / "given" / name).read_bytes() for name in FILES} == FILES
+    assert not any((tmp_path / "given" / name).samefile(run.export(20) / name) for name in FILES)
     card = (tmp_path / "given" / "README.md").read_text()
     assert yaml.safe_load(card.split("---")[1]) == {
         "base_model": "Qwen/Qwen2.5-0.5B-Instruct",

@@ -106,6 +106,8 @@ def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
         (["--model", "org/m", "--data", "odd.jsonl"], "has the columns x, and none has the name of a prompt"),
         (["--model", "org/m", "--data", "empty.jsonl"], "empty.jsonl is empty. It must hold at least one item."),
         (["--model", "org/m", "--data", "rows.csv"], "files must end in"),
+        (["a.txt", "--model", "org/m", "--data", "rows.jsonl"], "FILE = a.txt: the name must end in .yaml or .yml"),
+        (["--model", "~no_such_user/m", "--data", "rows.jsonl", "--gpus", "0"], "has the home ~no_such_user"),
         (["rows.csv/a.yaml", "--model", "org/m-1B", "--data", "rows.jsonl"], "rows.csv/a.yaml cannot be written ("),
         (["--model", "org/m", "--data", "rows.jsonl", "--reward", "corectness"], "did you mean 'correctness'?"),
     ],
@@ -117,7 +119,7 @@ def test_what_cannot_be_written_is_one_error(tmp_path: Path, words: list[str], s
     (tmp_path / "rows.csv").write_text("question,answer\n1 + 1?,2\n")
     result = call("init", *words)
     assert (result.exit_code, said in result.stderr) == (EXIT_CONFIG, True), result.stderr
-    assert not (tmp_path / "my_run.yaml").exists()
+    assert not (tmp_path / "my_run.yaml").exists() and not (tmp_path / "a.txt").exists()
 
 
 def test_a_name_with_a_space_is_quoted_in_the_next_commands() -> None:
@@ -153,10 +155,17 @@ def test_config_shows_keys_sections_and_what_is_changed() -> None:
     wrong = call("config", "local/debug", "train.lrr")
     assert (wrong.exit_code, "did you mean 'train.lr'?" in wrong.stderr) == (EXIT_CONFIG, True)
     assert json.loads(call("config", "local/debug", "--json").output)["train"]["lr"] == 1e-4
+    for words in (["train.lr", "--json"], ["--changed", "--yaml"], ["--yaml", "--json"]):
+        refused = call("config", "local/debug", *words)
+        assert (refused.exit_code, refused.stdout) == (EXIT_CONFIG, "")
+        assert "Give one of these: --json, --yaml, or KEY and --changed." in refused.stderr
 
 
 def test_a_plan_is_json_too() -> None:
     found = json.loads(call("plan", "local/debug", "--size", "7B", "--gpu-memory-gib", "8", "--json").stdout)
     assert found["fits"] is False and found["problems"]
+    for option, value in (("--gpu-memory-gib", "nan"), ("--host-memory-gib", "inf")):
+        refused = call("plan", "local/debug", "--size", "7B", option, value)
+        assert (refused.exit_code, f"{option} = {value}" in refused.stderr) == (EXIT_CONFIG, True)
     several = call("plan", "local/debug", "--nodes", "2,4")
     assert (several.exit_code, "need a RUN" in several.stderr) == (EXIT_CONFIG, True)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,6 +74,22 @@ def test_a_command_that_acts_refuses_a_run_of_others(planted: RunDir, name: str)
     assert any(words in done.stderr for words in ("may be written by others", "belongs to user"))
     assert sorted(planted.path.rglob("*")) == before
     assert not (planted.path.parent / "witness").exists()
+
+
+@pytest.mark.parametrize("name", ["stop", "disk clean", "model export"])
+def test_a_command_that_writes_refuses_a_run_on_a_read_only_disk(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(**_where: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("hpc_grpo.cli.replay.learner_environment", lambda *_, **__: {})
+    run = freeze(minimal_config(run={"name": "mine", "root": str(tmp_path)}), [], [])
+    monkeypatch.setattr("hpc_grpo.run.paths.tempfile.TemporaryFile", read_only)
+    done = call(*name.split(), str(run.path))
+    assert (done.exit_code, f"{run.path} cannot be written (Read-only file system)." in done.stderr) == (78, True)
+    assert not run.stop_marker.exists()
 
 
 def test_a_second_run_of_an_eval_is_refused_too(planted: RunDir, tmp_path: Path) -> None:

@@ -118,6 +118,25 @@ def test_an_export_leaves_out_the_critic_that_one_learner_cannot_load(
     assert names == loaded
 
 
+@pytest.mark.parametrize("out", [(), ("--out", "given")])
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("train.lr=1e-3", "train.lr cannot change in an export: it has no effect there. Choose loss.*, "),
+        ("model.dtype=half", "model.dtype = 'half'"),
+        ("--merged", "--merged merges the adapter of a run with lora. Run debug has none: leave it out."),
+    ],
+)
+def test_an_export_reads_its_words_also_where_it_copies_an_existing_one(
+    run: RunDir, out: tuple[str, ...], word: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("hpc_grpo.cli.replay.learner_environment", lambda *_, **__: {})
+    monkeypatch.chdir(tmp_path)
+    run.export(3).mkdir(parents=True)
+    done = call("model", "export", str(run.path), word, *out)
+    assert (done.exit_code, said in done.stderr) == (EXIT_CONFIG, True), done.output
+
+
 def test_a_step_whose_batch_was_not_kept_is_an_error_that_names_the_key(run: RunDir) -> None:
     done = replay(run)
     assert done.exit_code == EXIT_CONFIG

@@ -80,7 +80,7 @@ def test_an_override_of_one_of_two_equal_items_changes_that_one(tmp_path: Path) 
     assert load(path, "train.adamw.betas.1=0.95").train.adamw["betas"] == (0.9, 0.95)
 
 
-@pytest.mark.parametrize("index", ["2", "-1", "x"])
+@pytest.mark.parametrize("index", ["2", "-1", "x", "²"])
 def test_an_override_beyond_a_list_is_an_error_with_the_positions(tmp_path: Path, index: str) -> None:
     path = write(tmp_path / "c.yaml", {**MINIMAL, "rewards": [{"name": "a"}, {"name": "b"}]})
     message = error_of(path, f"rewards.{index}.weight=1")

@@ -129,6 +129,18 @@ def test_attempts_of_another_fleet_are_left_alone_and_their_gpus_too(db: Databas
     assert claim(db, Placement("job-1", 0, vm, (2,))) is None
 
 
+def test_a_machine_under_two_rows_keeps_the_attempt_of_the_other_row(db: Database) -> None:
+    first, second = add_vms(db, 2)
+    see(db, first, SimulatedVm())
+    add_jobs(db, 1)
+    key = claim(db, Placement("job-1", 0, first, (2,)))
+    assert key is not None
+    machine = SimulatedVm()
+    machine.specs = {key: {"gpus": [2]}}
+    assert record(db, second, machine.observe(), frozenset(), SETTINGS)[0].cancel == ()
+    assert record(db, first, machine.observe(), frozenset(), SETTINGS)[0].renew == (key,)
+
+
 def test_a_result_of_an_older_attempt_counts_for_nothing(db: Database) -> None:
     (vm,) = add_vms(db, 1)
     see(db, vm, SimulatedVm())

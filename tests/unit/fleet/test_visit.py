@@ -255,6 +255,38 @@ def test_a_relative_work_dir_is_below_the_home_wherever_the_controller_was_start
     assert not Path("vm").exists()
 
 
+def test_many_long_logs_fit_into_one_answer(scene: Scene) -> None:
+    for number in range(40):
+        folder = AttemptFolder(scene.work_dir / "attempts" / f"job-{number}@1")
+        folder.path.mkdir(parents=True)
+        folder.write_key(AttemptKey(f"job-{number}", 1))
+        with folder.log.open("wb") as log:
+            log.truncate(2 << 20)
+    seen = observe(scene.work_dir, Request(str(scene.work_dir), str(scene.nvidia_smi))).attempts
+    assert [len(one.log) for one in seen] == [(16 << 20) // 40] * 40
+
+
+def test_a_lease_is_renewed_in_place_so_that_a_full_disk_ends_no_job(scene: Scene) -> None:
+    scene.folder.path.mkdir(parents=True)
+    scene.folder.renew(9.5)
+    before = (scene.folder.path / "lease").stat()
+    scene.folder.renew(123456.25)
+    after = (scene.folder.path / "lease").stat()
+    assert (after.st_ino, after.st_size) == (before.st_ino, before.st_size)
+    assert scene.folder.leased_at() == 123456.25
+
+
+def test_gpus_of_which_nvidia_smi_knows_no_memory_are_listed(scene: Scene) -> None:
+    scene.nvidia_smi.write_text(NVIDIA_SMI.replace("81559, 700", "[N/A], [N/A]"))
+    assert [
+        (gpu.uuid, gpu.memory_mib)
+        for gpu in observe(scene.work_dir, Request(str(scene.work_dir), str(scene.nvidia_smi))).gpus
+    ] == [
+        ("GPU-a", 81559),
+        ("GPU-b", 0),
+    ]
+
+
 def test_a_start_asks_for_no_logs(scene: Scene) -> None:
     scene.visit(Orders(start=(scene.spec(0.0),)))
     scene.ending()

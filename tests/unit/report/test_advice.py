@@ -84,6 +84,12 @@ def test_an_attempt_that_was_no_job_is_not_sent_to_a_scheduler(kind: str) -> Non
     assert not re.search("resume RUN|job|[Ss]lurm", advice.todo)
 
 
+def test_a_corrected_reward_is_resumed_with_the_option_that_accepts_it() -> None:
+    advice = advise("config", "error: Reward 'x.py:nan' returned nan for completion 0")
+    assert advice is not None
+    assert "Then {command} --accept-changes, or KEY=VALUE" in advice.todo
+
+
 TODOS = [
     advice.todo for table in (tables._BY_KIND, tables._WITHOUT_JOBS, tables._OTHERWISE) for advice in table.values()
 ]

@@ -53,6 +53,15 @@ def test_a_resumed_run_has_each_step_once_and_what_became_of_each_attempt(tmp_pa
     assert run["evals"][0]["points"] == [[step, pytest.approx(0.2 + step / 100), 0.1, 0.9] for step in (0, 10, 20)]
 
 
+def test_rollouts_and_evals_of_steps_that_a_resume_has_undone_are_not_shown(tmp_path: Path) -> None:
+    built = finished_run(tmp_path / "adder")
+    write_lines(built.run.rollouts(21), rollout(0))
+    write_lines(built.run.eval_rollouts(30), rollout(0, solved=False))
+    (run,) = told(built)
+    assert run["rollout_steps"] == [12, 20]
+    assert [of_set["steps"] for of_set in run["held_out"]] == [[0, 10, 20]]
+
+
 def test_prompts_are_followed_through_time_and_rollouts_grouped_by_prompt(tmp_path: Path) -> None:
     path = write_page([finished_run(tmp_path / "adder").run], tmp_path / "page.html")
     found = blocks(path)
@@ -86,6 +95,7 @@ def test_prompts_are_followed_through_time_and_rollouts_grouped_by_prompt(tmp_pa
 def test_the_users_last_message_is_found_in_each_template(tmp_path: Path, start: str, end: str) -> None:
     built = RunBuilder(tmp_path / "adder")
     said = (("user", "Go."), ("model", "Wall."), ("user", "Back."))
+    write_steps(built.run, range(2))
     prompt = "".join(f"{start.format(who)}{text}{end}" for who, text in said) + start.format("model")
     write_lines(built.run.rollouts(1), rollout(prompt=prompt))
     write_page([built.run], tmp_path / "page.html")
@@ -101,6 +111,7 @@ def test_the_reward_that_decides_evals_says_what_is_right(
 ) -> None:
     built = RunBuilder(tmp_path / "adder")
     write_atomic(built.run.config, json.dumps({"eval": judged_by}))
+    write_steps(built.run, range(2))
     write_lines(built.run.rollouts(1), rollout(rewards={"length": 0.5, "format#2": 2}))
     write_page([built.run], tmp_path / "page.html")
     assert blocks(tmp_path / "page.html")["rollouts-0-1"][0]["answers"][0]["right"] is right
@@ -151,6 +162,7 @@ def test_hostile_texts_stay_in_json_and_nothing_but_the_pages_own_scripts_may_ru
 
 def test_numbers_that_no_float_holds_are_left_out(tmp_path: Path) -> None:
     built = RunBuilder(tmp_path / "adder")
+    write_steps(built.run, range(2))
     write_lines(built.run.rollouts(1), rollout(reward=10**400, rewards={"math": -(10**400)}, advantage=float("inf")))
     write_page([built.run], tmp_path / "page.html")
     (answer,) = blocks(tmp_path / "page.html")["rollouts-0-1"][0]["answers"]
@@ -161,6 +173,7 @@ def test_of_many_rollouts_those_of_evenly_spread_steps_are_in_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = RunBuilder(tmp_path / "adder")
+    write_steps(built.run, range(102))
     for step in range(1, 102):
         write_lines(built.run.rollouts(step), *(rollout(n, completion="x" * 10_000) for n in range(3)))
     monkeypatch.setattr(page, "MOST_ROLLOUT_BYTES", 160_000)
@@ -204,6 +217,19 @@ def test_a_text_of_the_config_that_looks_like_a_time_stays_text(tmp_path: Path) 
     built = finished_run(tmp_path / "adder")
     write_atomic(built.run.config, to_yaml({"data": {"system_prompt": "24:00:00"}}))
     assert told(built)[0]["config"] == {"data.system_prompt": "24:00:00"}
+
+
+@pytest.mark.parametrize("value", ["2026-30-11", "!!int x", "[" * 2000])
+def test_a_value_of_the_config_that_python_cannot_make_hides_no_run(tmp_path: Path, value: str) -> None:
+    built = finished_run(tmp_path / "adder")
+    write_atomic(built.run.config, f"run: {{name: {value}}}\n")
+    assert told(built)[0]["config"] == {}
+
+
+def test_a_page_without_a_name_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = call("report", str(finished_run(tmp_path / "adder").run.path), "--out", "")
+    assert (result.exit_code, "cannot be written (" in result.stderr) == (78, True)
 
 
 def test_a_page_that_cannot_be_written_is_an_error_with_its_path(tmp_path: Path) -> None:

@@ -73,8 +73,16 @@ def test_apptainer_gets_variables_by_its_own_names_and_none_of_the_hosts(engines
     argv, environ = replace(PODMAN, engine="apptainer", image="/images/x.sif").wrap(PROGRAM, ENVIRON, CWD, [])
     assert argv[1:3] == ["exec", "--cleanenv"]
     assert environ["APPTAINERENV_HF_TOKEN"] == "a-secret"
+    assert environ["APPTAINER_NO_EVAL"] == "1", "no shell evaluates a value"
     assert "APPTAINERENV_LD_LIBRARY_PATH" not in environ
     assert argv[argv.index("/images/x.sif") + 1 :] == ["python3", *PROGRAM[1:]]
+
+
+def test_a_folder_that_the_user_mounts_is_mounted_once(engines: Path, tmp_path: Path) -> None:
+    """podman refuses a second mount of a folder."""
+    box = replace(PODMAN, mounts=[f"{tmp_path}:{tmp_path}:ro"])
+    argv, _ = box.wrap(PROGRAM, ENVIRON | {"HF_HOME": str(tmp_path)}, CWD, [])
+    assert [word for word in argv if word.startswith(f"--volume={tmp_path}:")] == [f"--volume={tmp_path}:{tmp_path}:ro"]
 
 
 def test_enroot_starts_the_file_in_the_folder_of_the_run_and_mounts_by_its_own_options(engines: Path) -> None:

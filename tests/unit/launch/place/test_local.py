@@ -54,7 +54,7 @@ def test_where_none_are_named_the_gpus_are_those_that_nvidia_smi_lists(
     tool = tmp_path / "nvidia-smi"
     monkeypatch.setenv("PATH", str(tmp_path))
     assert LocalPlace({}).node_resources().num_gpus == 0
-    tool.write_text("#!/bin/sh\necho 'GPU 0: H100'; echo 'GPU 1: H100'\n")
+    tool.write_text("#!/bin/sh\necho 'GPU 0: H100'; echo 'GPU 1: RTX 4090 Laptop GPU (UUID: GPU-8f)'\n")
     tool.chmod(0o755)
     assert LocalPlace({}).node_resources().num_gpus == 2
 

@@ -5,7 +5,20 @@ import socket
 import pytest
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.launch.place.joined.roles import Role, find_role, node_name
+from hpc_grpo.launch.place.joined.roles import Role, by_hand, find_role, node_name
+
+
+def test_by_hand_the_number_of_workers_counts_with_the_head_and_its_port() -> None:
+    told = {"RAY_HEAD_IP": "192.0.2.77", "RAY_HEAD_PORT": "12345", "EXPECTED_WORKERS": "3"}
+    role = by_hand(told)
+    assert (role.is_head, role.head, role.num_nodes, role.port) == (False, "192.0.2.77", 4, 12345)
+
+
+def test_the_address_that_debian_gives_the_machines_own_name_is_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: found)
+    assert find_role({"RAY_HEAD_IP": "ws1.lab.org"}).is_head
+
 
 SKY = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NUM_NODES": "2"}
 DSTACK = {"DSTACK_MASTER_NODE_IP": "10.0.0.1", "DSTACK_NODES_NUM": "3"}
