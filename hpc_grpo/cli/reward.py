@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from hpc_grpo.cli.options import JSON, PlainGroup, echo, echo_json, together
 from hpc_grpo.cli.request import load_request
 from hpc_grpo.config import RewardConfig
 from hpc_grpo.config.yaml_text import read_value
+from hpc_grpo.data.sources import reward_fields
 from hpc_grpo.errors import ConfigError, RewardError
 from hpc_grpo.registry import REWARDS
 from hpc_grpo.system.proof import LEAST_TOKEN_LENGTH
@@ -68,7 +69,7 @@ def test(
     If the reward fails or breaks its contract, prints the error and exits with 78.
     """
     columns = _pairs("--field", fields) | ({} if answer is None else {"answer": answer})
-    with _opened(_rewards(name, None, **settings), num_workers=1) as pool:
+    with _opened(_rewards(name, None, **settings)[0], num_workers=1) as pool:
         outcome = pool.submit(prompt, completions, columns).result()
     if outcome.errors:
         raise RewardError("\n".join(outcome.errors))
@@ -84,7 +85,7 @@ def test(
 @reward.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--reward", "name", metavar="NAME", help="Score by this reward.")
-@click.option("--config", "rewards_of", metavar="CONFIG", help="Score by the rewards of this config.")
+@click.option("--config", "rewards_of", metavar="CONFIG", help="Score by the rewards of data.train in this config.")
 @_SETTINGS
 @click.option("--workers", type=click.IntRange(1), default=2, show_default=True, metavar="N")
 @JSON
@@ -93,9 +94,10 @@ def score(file: Path, name: str | None, rewards_of: str | None, workers: int, as
 
     A line is a group, as in training. Counts and shows failures. Exits with 78 if a reward breaks its contract.
     """
-    if not (rows := list(_rows(file))):
+    rewards, answer_fields = _rewards(name, rewards_of, **settings)
+    if not (rows := list(_rows(file, answer_fields))):
         raise ConfigError(f"{file} is empty. It must hold one line or more, with prompt and completion.")
-    with _opened(_rewards(name, rewards_of, **settings), workers) as pool:
+    with _opened(rewards, workers) as pool:
         outcomes = [pool.submit(prompt, completions, columns) for prompt, completions, columns in rows]
         scored = [outcome.result() for outcome in outcomes]
     if as_json:
@@ -106,7 +108,7 @@ def score(file: Path, name: str | None, rewards_of: str | None, workers: int, as
 
 @reward.command()
 @click.option("--reward", "name", metavar="NAME", help="Host this reward.")
-@click.option("--config", "rewards_of", metavar="CONFIG", help="Host the rewards of this config, as their sum.")
+@click.option("--config", "rewards_of", metavar="CONFIG", help="Host the rewards of data.train, as their sum.")
 @_SETTINGS
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: every interface.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8200, show_default=True, help="0: any free port.")
@@ -127,7 +129,7 @@ def serve(
             f"executes code, and everybody on the network reaches it. Set it to the token of the runs, for example "
             f"to the output of openssl rand -hex 16."
         )
-    with _opened(_rewards(name, rewards_of, **settings), workers) as pool:
+    with _opened(_rewards(name, rewards_of, **settings)[0], workers) as pool:
         try:
             server = RewardServer((host, port), pool, token)
         except OSError as error:
@@ -147,8 +149,8 @@ def _facts(outcome: RewardOutcome) -> dict[str, Any]:
 def _show_summary(scored: Sequence[RewardOutcome]) -> None:
     """Print the mean of each reward over the scored lines, and the errors of the other lines."""
     good = [outcome for outcome in scored if not outcome.errors]
-    labels = list(scored[0].parts) if scored else []
-    rows = [(label, *_statistics([value for outcome in good for value in outcome.parts[label]])) for label in labels]
+    parts = scored[0].parts
+    rows = [(label, *_statistics([value for outcome in good for value in outcome.parts[label]])) for label in parts]
     rows.append(("all, weighted", *_statistics([value for outcome in good for value in outcome.rewards])))
     echo(table(("REWARD", "COMPLETIONS", "MEAN", "LEAST", "MOST"), rows))
     failed = [(line, error) for line, outcome in enumerate(scored, 1) for error in outcome.errors]
@@ -177,13 +179,19 @@ def _opened(rewards: Sequence[RewardConfig], num_workers: int) -> Iterator[Rewar
 
 def _rewards(
     name: str | None, rewards_of: str | None, args: Sequence[str], pass_env: Sequence[str], timeout_s: float
-) -> Sequence[RewardConfig]:
+) -> tuple[Sequence[RewardConfig], Sequence[str | None]]:
+    """Return the rewards, and the answer fields of the config's training data."""
     if (name is None) == (rewards_of is None) or (rewards_of and (args or pass_env)):
         raise click.UsageError("Give --reward NAME, with --arg KEY=VALUE, or --config CONFIG.")
     if name is None:
-        return load_request(str(rewards_of), []).config.rewards
+        config = load_request(str(rewards_of), []).config
+        sources = [source for _, source in config.data.sources(for_eval=False)]
+        first, *others = map(config.rewards_of, sources)
+        if any(rewards != first for rewards in others):
+            raise ConfigError(f"{rewards_of}: sources of data.train differ in rewards. Choose one: --reward NAME.")
+        return first, [source.answer_field for source in sources]
     REWARDS.check(name)
-    return [RewardConfig(name=name, timeout_s=timeout_s, pass_env=list(pass_env), args=_pairs("--arg", args))]
+    return [RewardConfig(name=name, timeout_s=timeout_s, pass_env=list(pass_env), args=_pairs("--arg", args))], []
 
 
 def _pairs(option: str, pairs: Sequence[str]) -> dict[str, Any]:
@@ -196,7 +204,7 @@ def _pairs(option: str, pairs: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _rows(file: Path) -> Iterator[tuple[str, tuple[str, ...], Mapping[str, Any]]]:
+def _rows(file: Path, answer_fields: Sequence[str | None]) -> Iterator[tuple[str, tuple[str, ...], Mapping[str, Any]]]:
     """Read prompt, completions and the other columns of each line. Raises ConfigError with a bad line's number."""
     # In bytes: texts may hold characters that Python takes for ends of lines, such as U+2028.
     for number, line in enumerate(file.read_bytes().split(b"\n"), 1):
@@ -213,4 +221,8 @@ def _rows(file: Path) -> Iterator[tuple[str, tuple[str, ...], Mapping[str, Any]]
                 f"{file}:{number} must be a JSON object with the texts prompt and completion, or a list completions "
                 f"({type(error).__name__}: {error})."
             ) from error
+        for field in answer_fields:  # `answer` is the first that the line has
+            with suppress(KeyError):
+                row = reward_fields(row, field)
+                break
         yield prompt, tuple(completions), row

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_FORMAT = 3
+_FORMAT = 4
 _ROWS, _MADE = "rows.arrow", "made.json"
 _STAGED = ".tmp"
 _ROWS_OF_OTHERS = Holding(

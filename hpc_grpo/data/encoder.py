@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from datetime import date, time
 from decimal import Decimal
 from itertools import islice
+from numbers import Number
 from pathlib import Path
 from typing import Any
 
@@ -208,10 +209,10 @@ def check_item(source: SourceConfig, item: Item, number: int, images: str | None
     prompt = None if getattr(source, key) is None else column(key)
     if source.answer_field is not None:
         answer = column("answer_field", ", or to null when there is no reference answer")
-        if answer is None:
+        if answer is None or (isinstance(answer, Number) and answer != answer):
             raise ConfigError(
-                f"{where}: {source.answer_field!r} (answer_field) is null, and no completion can be compared with "
-                f"that. Give it an answer, remove the item, or set answer_field to null when the rewards need no "
+                f"{where}: {source.answer_field!r} (answer_field) is null or NaN, and no completion can be compared "
+                f"with that. Give it an answer, remove the item, or set answer_field to null when the rewards need no "
                 f"reference."
             )
         if isinstance(answer, str):

@@ -315,6 +315,10 @@ class Table(Source):
                 if split not in table:
                     raise ConfigError(f"Data set folder {path} has no split {split!r}. Splits: {', '.join(table)}.")
                 table = table[split]
+            elif table.split is not None and split not in ("train", table.split):  # train is the default
+                raise ConfigError(
+                    f"Data set {path} holds split {table.split}, not {split}. Leave split out, or change the path."
+                )
             return table
         if is_no_hub_name(path) and not self.path.exists():
             raise ConfigError(

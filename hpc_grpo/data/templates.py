@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -156,6 +158,13 @@ def check_messages(value: Any, source: SourceConfig, number: int) -> list[Mappin
     return list(value)
 
 
+def as_text(content: Any) -> Any:
+    """Return a message's content as one text if its parts are texts, else unchanged."""
+    parts = content if isinstance(content, list) else [None]
+    texts = [part["text"] for part in parts if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
+    return "".join(texts) if len(texts) == len(parts) else content
+
+
 class ChatTemplateError(ValueError):
     """The chat template or the tokenizer refuses messages."""
 
@@ -245,11 +254,24 @@ class PromptTemplate:
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         return encode_prompts(self._tokenizer, self._style, texts)
 
+    @cached_property
+    def _takes_parts(self) -> bool:
+        """Return whether the chat template writes the text of a part. Others write the part as Python or JSON."""
+        text = r"a\b"  # its backslash is doubled in Python and JSON
+        asked = [{"role": "user", "content": [{"type": "text", "text": text}]}]
+        with suppress(ChatTemplateError):
+            return text in render_chat(self._tokenizer, self._style, asked)
+        return False
+
     def messages(self, item: Mapping[str, Any], number: int) -> list[Mapping[str, Any]]:
         """Return the chat messages of an item, without what `opening` adds."""
         field = self._source.messages_field
         if field is not None:
-            return check_messages(item[field], self._source, number)
+            messages = check_messages(item[field], self._source, number)
+            joined: list[Mapping[str, Any]] = [
+                {**message, "content": as_text(message["content"])} for message in messages
+            ]
+            return messages if joined == messages or self._takes_parts else joined
         return [{"role": "user", "content": check_text(source_text(self._source, item), self._source, number)}]
 
 

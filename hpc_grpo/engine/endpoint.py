@@ -29,6 +29,7 @@ import numpy as np
 from aiohttp import web
 
 from hpc_grpo.config.rollout import EnvironmentConfig
+from hpc_grpo.data.templates import as_text
 from hpc_grpo.episodes import Message
 from hpc_grpo.episodes.calls import arguments_of, before_calls, calls_of
 from hpc_grpo.episodes.dialogue import Conversation, Dialogue, WrittenText
@@ -411,14 +412,10 @@ def _messages(value: Any) -> list[dict[str, Any]]:
 
 
 def _shown(message: Mapping[str, Any]) -> dict[str, Any]:
-    role, content = message.get("role"), message.get("content")
+    role, content = message.get("role"), as_text(message.get("content"))
     roles = ("system", "developer", "user", "assistant", "tool")
     _demand(role in roles, f"the role of a message must be one of {', '.join(roles)}", role)
-    if isinstance(content, list):
-        are_texts = _are_objects(content) and all(isinstance(part.get("text"), str) for part in content)
-        _demand(are_texts, "a part of a message must be text")
-        content = "".join(part["text"] for part in content)
-    _demand(isinstance(content or "", str), "the content of a message must be text", content)
+    _demand(isinstance(content or "", str), "the content of a message or its parts must be text", content)
     shown: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": content or ""}
     shown |= {key: message[key] for key in ("name", "tool_call_id") if isinstance(message.get(key), str)}
     try:

@@ -185,6 +185,7 @@ def _checked(call: Call, values: Any) -> CallResult:
         return _violation(call, f"returned {len(values)} values, {_shown(values)}; it {rule}.")
     scores = []
     for index, value in enumerate(values):
+        value = value.tolist() if hasattr(value, "tolist") else value
         try:
             scores.append(float(value) if isinstance(value, numbers.Real) else math.nan)
         except OverflowError:

@@ -46,6 +46,7 @@ _FRACTION = re.compile(r"(\d)?\\[dtc]?frac(?:\{(-?\d+)\}\{(\d+)\}|(\d)(\d))")
 _THOUSANDS = re.compile(r"(?<=\d)(?:,|\{,\}|\\,|,\\!)(?=\d{3}(?!\d))")
 _GROUPS = re.compile(r"\d{1,3}(?: \d{3})+")
 _ROW = re.compile(r"[-+]?\d+(?:\.\d+)?(?: [-+]?\d+(?:\.\d+)?)+")
+_TIME = re.compile(r"0?(\d|1[0-2])(?::00|(:\d\d))?\s*(?:\\text\{\s*)?([ap])\.?\s?m\.?\}?")
 _LOOSE_SPACE = re.compile(r"(?<!\d)\s|\s(?!\d)")
 _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\[{}]|[{}]")
 _WORDS = re.compile(r"[^\W\d_]{2,}(?:[\s,.'-]+[^\W\d_]+)*[.!]?")
@@ -316,6 +317,8 @@ def plain_verdict(given: str, answer: str) -> bool | None:
     if any(_ROW.fullmatch(text.strip()) for text in (given, answer)):  # math-verify would multiply 1 2 3
         rows = [[parse_number(number) for number in text.split()] for text in (given, answer)]
         return rows[0] == rows[1]
+    if (our_time := _TIME.fullmatch(given.casefold())) and (their_time := _TIME.fullmatch(answer.casefold())):
+        return our_time.groups() == their_time.groups()  # to math-verify, p.m. is a unit
     are_letters = all(len(text.strip()) == 1 and text.strip().isalpha() for text in (given, answer))
     return False if are_letters else None  # x is another variable than X
 

@@ -18,6 +18,8 @@ _FROM_NOTATION = (LatexExtractionConfig(boxed_match_priority=-1), ExprExtraction
 
 _ROOT = re.compile(r"\u221a\s*(\([^()]*\)|\w+)")
 _NEGATIVE_POWER = re.compile(r"\^(-\d+)")
+_WITHOUT_LEFT = re.compile(r"^\s*(?=\\[nlg]eq?\b|[\u2260\u2264\u2265])")
+"""The start of a relation without its left side. Such a relation equals its right side for math-verify."""
 _SIGNS = str.maketrans({"\u221e": r"\infty ", "\u00b7": r"\cdot "})
 
 # math-verify warns that its alarm is off. `scoring` limits the time instead.
@@ -36,4 +38,5 @@ def are_equal(given: str, answer: str) -> bool:
 
 def _as_notation(text: str) -> str:
     text = _ROOT.sub(r"\\sqrt{\1}", _NEGATIVE_POWER.sub(r"^{\1}", text)).translate(_SIGNS)
+    text = _WITHOUT_LEFT.sub("x", text.replace(r"\varnothing", r"\emptyset"))
     return text if "$" in text or "\\(" in text or "\\[" in text else f"${text}$"

@@ -137,11 +137,14 @@ def _cases(tests: Any) -> list[tuple[str, str]] | None:
                 return None
             raise ConfigError("a text of tests is empty; every program would pass it.") from None
     try:
-        cases = [(str(case["input"]), str(case["output"])) for case in tests]
+        cases = [(case["input"], case["output"]) for case in tests]
+        if not all(isinstance(value, str | int | float) for case in cases for value in case):
+            raise TypeError
     except (TypeError, KeyError) as error:
         raise ConfigError(
-            f"tests are a text of Python, or a list of {{input: …, output: …}}; got {str(tests)[:200]!r}."
+            f"tests are a text of Python, or a list of {{input: …, output: …}} whose values are texts or numbers; got "
+            f"{str(tests)[:200]!r}."
         ) from error
     if not cases:
         raise ConfigError("a list of tests is empty; every program would pass it.")
-    return cases
+    return [(str(given), str(wanted)) for given, wanted in cases]

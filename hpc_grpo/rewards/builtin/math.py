@@ -24,7 +24,7 @@ def load() -> None:
 @reward("math", ScoredHere, load=load)
 def math(group: Group, settings: Section) -> Iterator[float]:
     r"""Compare each completion with the item's `answer`: a number, words, or notation (`\sqrt{8}`, sets, matrices)."""
-    wanted = answers.reference_answer(str(group.answer()))
+    wanted = answers.bare(answers.reference_answer(str(group.answer())))
     verdicts: dict[str, bool] = {}  # completions of a group often agree
     for completion in group.completions:
         given = answers.final_answer(completion, wanted)

@@ -84,6 +84,36 @@ def test_json_has_the_parts_of_a_config(tmp_path: Path) -> None:
     }
 
 
+def config_of(path: Path, data: str) -> str:
+    text = (
+        f"{{run: {{name: n}}, model: {{path: m}}, train: {{total_steps: 1}}, data: {data}, rewards: [{{name: math}}]}}"
+    )
+    path.write_text(text)
+    return str(path)
+
+
+def test_the_rewards_and_the_answer_of_a_config_are_those_of_its_training_data(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "rows.jsonl", {"prompt": "p", "completion": "4", "by": {"hand": "#### 4"}})
+    of_sources = "rewards: [{name: gsm8k, args: {method: flexible}}]"
+    mix = f"[{{path: a, answer_field: by.hand, {of_sources}}}, {{path: b, {of_sources}}}]"
+    config = config_of(tmp_path / "run.yaml", f"{{train: {{mix: {mix}}}, eval: {{path: c}}}}")
+    [group] = json.loads(call("reward", "score", file, "--config", config, "--json").stdout)
+    assert (group["parts"], group["errors"]) == ({"gsm8k": [1.0]}, [])
+
+
+@pytest.mark.parametrize("words", [("score", "rows.jsonl"), ("serve",)])
+def test_a_config_whose_sources_differ_in_rewards_names_no_reward(
+    tmp_path: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HPC_GRPO_REWARD_TOKEN", "t" * 32)
+    write_lines(tmp_path / "rows.jsonl", {"prompt": "p", "completion": "4", "answer": "4"})
+    mix = "[{path: a}, {path: b, rewards: [{name: gsm8k}]}]"
+    done = call("reward", *words, "--config", config_of(tmp_path / "run.yaml", f"{{train: {{mix: {mix}}}}}"))
+    assert done.exit_code == 78
+    assert "differ in rewards. Choose one: --reward NAME." in done.stderr
+
+
 @pytest.mark.parametrize(
     "row", [{"prompt": "p"}, {"prompt": 1, "completion": "c"}, {"prompt": "p", "completions": "c"}, ["p", "c"], "p"]
 )

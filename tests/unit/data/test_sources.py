@@ -156,6 +156,13 @@ def test_saved_data_set_with_splits(tmp_path: Path) -> None:
     assert "train, test" in message
 
 
+def test_a_saved_split_is_not_read_as_another(tmp_path: Path) -> None:
+    path = str(tmp_path / "saved")
+    datasets.Dataset.from_list(ITEMS, split=datasets.Split.VALIDATION).save_to_disk(path)
+    assert "holds split validation, not test. Leave split out" in message_of(SourceConfig(path=path, split="test"))
+    assert load_items(SourceConfig(path=path, split="validation")) == load_items(SourceConfig(path=path)) == ITEMS
+
+
 def test_hub_name_is_loaded_by_path_subset_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 

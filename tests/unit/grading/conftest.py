@@ -82,6 +82,10 @@ def array(prompts, completions, **fields):
         def tolist(self): return [True, 2]
     return Scores()
 
+def scalars(prompts, completions, **fields):
+    import numpy
+    return [numpy.True_, numpy.array(0.5)]
+
 def heavy(prompts, completions, **fields):
     loaded = [m for m in ("torch", "ray", "vllm", "transformers", "pydantic", "numpy") if m in sys.modules]
     if loaded:

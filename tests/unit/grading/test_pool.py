@@ -78,6 +78,7 @@ def test_broken_contract_stops_the_run(open_pool: Callable[..., RewardPool], ret
 
 def test_array_like_results_and_booleans_are_numbers(open_pool: Callable[..., RewardPool]) -> None:
     assert open_pool("array").submit("p", ["a", "b"], {}).result().rewards == (1.0, 2.0)
+    assert open_pool("scalars").submit("p", ["a", "b"], {}).result().rewards == (1.0, 0.5)
 
 
 def test_reward_that_prints_and_reads_is_scored(open_pool: Callable[..., RewardPool]) -> None:

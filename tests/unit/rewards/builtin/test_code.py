@@ -63,6 +63,10 @@ def test_a_list_of_cases_may_be_text() -> None:
 
 
 @needs_isolation
+def test_numbers_in_a_case_are_texts() -> None:
+    assert score("code", ["print(int(input()) + 1)"], {"tests": [{"input": 2, "output": 3}]}) == [1.0]
+
+
 def test_a_case_finds_nothing_of_the_case_before() -> None:
     """Not its files, nor a child that it left, whose memory takes the kernel a while to free."""
     program = (
@@ -139,6 +143,8 @@ def test_what_is_said_at_the_start_names_the_isolation() -> None:
         ({"tests": []}, "empty"),
         ({"tests": " "}, "empty"),
         ({"tests": [{"stdin": ""}]}, "input: …, output: …"),
+        ({"tests": [{"input": ["2"], "output": "2"}]}, "texts or numbers"),
+        ({"tests": '[{"input": null, "output": null}]'}, "texts or numbers"),
     ],
 )
 def test_tests_that_are_none_name_the_fix(row: dict[str, object], words: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,15 @@ B ~ \text{B}
 X ~ X
 1 2 3 ~ 1  2 3
 1.0 2 3.50 ~ 1 2 3.5
+true ~ \text{True}
+x = 5 ~ **$5$**
+\emptyset ~ \varnothing
+\varnothing ~ \emptyset
+\varnothing ~ \{\}
+9:00 a.m. ~ 9:00 AM
+9 am ~ 09:00\text{ a.m.}
+x \neq 5 ~ \neq 5
+\ge 5 ~ x \geq 5
 """
 
 DIFFERENT = r"""
@@ -137,6 +146,13 @@ A ~ B
 -5 ~ 5
 -\infty ~ \infty
 5 \text{ or } 6 ~ 6
+9:00 a.m. ~ 9:00 p.m.
+9:30 a.m. ~ 9:45 a.m.
+12 pm ~ 2 pm
+\neq 5 ~ 5
+\geq 5 ~ 5
+5 ~ \leq 5
+\varnothing ~ \{\varnothing\}
 \pm 2 ~ 2
  ~ 42
 42e9999 ~ 42
