@@ -142,10 +142,9 @@ def start_vllm(config: Config, *, on_gpu: bool, reads_weights: bool = False) -> 
     check_vllm_names(config)
     if not on_gpu:
         torch.cpu._init_amx()  # Linux grants AMX only on request; vLLM's bfloat16 attention does not request it
-    options = engine_options(config, on_gpu=on_gpu, reads_weights=reads_weights)
+    arguments = EngineArgs(**engine_options(config, on_gpu=on_gpu, reads_weights=reads_weights))
     if on_gpu:
-        wait_for_free_gpus(options["gpu_memory_utilization"])  # of an engine that this one replaces
-    arguments = EngineArgs(**options)
+        wait_for_free_gpus(arguments.gpu_memory_utilization)  # of an engine that this one replaces
     engine = LLMEngine.from_engine_args(arguments, enable_multiprocessing=False)
     if config.train.router_replay and not on_gpu:
         _return_experts(engine)
