@@ -27,7 +27,7 @@ from hpc_grpo.driver.batches import Batch
 from hpc_grpo.driver.journal import Journal
 from hpc_grpo.driver.rollouts import DriverState
 from hpc_grpo.driver.schedule import StepTimes, TrainLength
-from hpc_grpo.metrics.timing import StepTimer
+from hpc_grpo.metrics.record import StepTimer
 from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.contract import ATTEMPT_VARIABLE
 from hpc_grpo.run.files import read_jsonl

@@ -18,8 +18,8 @@ from hpc_grpo.config.resources import budget_of
 from hpc_grpo.driver.rollouts import GradedGroup, RolloutScheduler
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.split import cost
+from hpc_grpo.metrics.record import StepTimer
 from hpc_grpo.metrics.rollouts import lines_of_turns, rollout_metrics, selection_metrics
-from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.types import Advantage, GroupGrades, RemoteGroup, TrainSequence
 
 if TYPE_CHECKING:

@@ -26,9 +26,8 @@ from hpc_grpo.driver.remote import connect, run_driver
 from hpc_grpo.driver.rollouts import GradedGroup, check_failures, request_of
 from hpc_grpo.driver.schedule import Schedule, TrainLength, wait_for_ray
 from hpc_grpo.metrics.evals import EvalGroup, eval_metrics, eval_prefix, paired_differences, with_interval
-from hpc_grpo.metrics.record import played
+from hpc_grpo.metrics.record import StepTimer, played
 from hpc_grpo.metrics.rollouts import lines_of_turns, solved
-from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.registry import EVAL_METRICS
 from hpc_grpo.run.adapter import with_model
 from hpc_grpo.run.evals import ANSWER, RESULT, EvalRequest, completions_file, read_request

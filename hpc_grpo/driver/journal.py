@@ -22,9 +22,8 @@ from hpc_grpo.driver.learners import Checkpoints
 from hpc_grpo.driver.rollouts import DriverState
 from hpc_grpo.driver.schedule import StepTimes, StopRequest, TrainLength
 from hpc_grpo.errors import HpcGrpoError
-from hpc_grpo.metrics.record import StepRecord
+from hpc_grpo.metrics.record import StepRecord, StepTimer
 from hpc_grpo.metrics.sinks import make_sinks
-from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.metrics.usage import slow_node
 from hpc_grpo.run.contract import ATTEMPT_VARIABLE
 from hpc_grpo.run.files import when_there_is_space, write_atomic

@@ -24,7 +24,7 @@ from hpc_grpo.errors import (
     PromptError,
     RewardError,
 )
-from hpc_grpo.metrics.timing import StepTimer
+from hpc_grpo.metrics.record import StepTimer
 
 if TYPE_CHECKING:
     from hpc_grpo.driver.evaluation import Evaluation

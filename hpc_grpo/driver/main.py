@@ -30,8 +30,7 @@ from hpc_grpo.driver.rollouts import DriverState, RolloutScheduler
 from hpc_grpo.driver.schedule import StepTimes, StopRequest, train_length, wait_for_ray
 from hpc_grpo.driver.weights import Canary
 from hpc_grpo.errors import EndAskedError, EngineLostError, HpcGrpoError, WeightSyncError
-from hpc_grpo.metrics.record import phase_name
-from hpc_grpo.metrics.timing import BETWEEN, StepTimer
+from hpc_grpo.metrics.record import BETWEEN, StepTimer, phase_name
 from hpc_grpo.run.checkpoint import newest_step
 from hpc_grpo.run.compiled import save_behind
 from hpc_grpo.run.files import space_awaited_while, write_atomic

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from hpc_grpo.config.resources import engines_per_node, expects_gpus, gpus_per_node
-from hpc_grpo.plan.advise import changes_that_fit, largest_models, shortfall
 from hpc_grpo.plan.budgets import is_checkpointed, replayed_bytes
 from hpc_grpo.plan.disk import DiskBudget
-from hpc_grpo.plan.fit import Plan
+from hpc_grpo.plan.fit import Plan, changes_that_fit, largest_models, shortfall
 from hpc_grpo.plan.memory import ENGINE_GPU, MemoryBudget, Part
 from hpc_grpo.plan.step import workload
 from hpc_grpo.system.readable import counted, wrapped

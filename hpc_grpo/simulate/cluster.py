@@ -20,7 +20,7 @@ from hpc_grpo.config import Config
 from hpc_grpo.driver.batches import Batch, RolloutBatches, TrainItem, balanced
 from hpc_grpo.driver.loop import TrainingLoop
 from hpc_grpo.driver.rollouts import DriverState, GradedGroup, RolloutScheduler, spread
-from hpc_grpo.metrics.timing import StepTimer
+from hpc_grpo.metrics.record import StepTimer
 from hpc_grpo.simulate.rates import DrawnStep, Rates, draw_lengths
 from hpc_grpo.types import GroupGrades, GroupRequest, Prompt, RemoteGroup
 

@@ -9,9 +9,8 @@ from typing import Any
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import expects_gpus, gpus_per_node
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.plan.advise import Change
 from hpc_grpo.plan.disk import read_disk
-from hpc_grpo.plan.fit import Plan
+from hpc_grpo.plan.fit import Change, Plan
 from hpc_grpo.plan.step import num_steps
 from hpc_grpo.plan.text import size_sections
 from hpc_grpo.run.paths import RunDir

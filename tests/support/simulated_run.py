@@ -28,7 +28,7 @@ from hpc_grpo.driver.loop import TrainingLoop
 from hpc_grpo.driver.rollouts import DriverState, RolloutScheduler
 from hpc_grpo.driver.schedule import StepTimes, train_length
 from hpc_grpo.errors import PromptError
-from hpc_grpo.metrics.timing import StepTimer
+from hpc_grpo.metrics.record import StepTimer
 from hpc_grpo.run.ledger import Ledger
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.types import (

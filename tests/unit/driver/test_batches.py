@@ -13,7 +13,7 @@ from hpc_grpo.driver.batches import DemonstrationBatches, RolloutBatches, TrainI
 from hpc_grpo.driver.rollouts import GradedGroup, StepGroups
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.split import cost
-from hpc_grpo.metrics.timing import StepTimer
+from hpc_grpo.metrics.record import StepTimer
 from hpc_grpo.types import Demonstration, GroupGrades, Prompt, TrainSequence
 from tests.support.configs import minimal_config
 

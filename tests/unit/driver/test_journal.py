@@ -18,7 +18,7 @@ from hpc_grpo.driver.callback import StepCallback
 from hpc_grpo.driver.journal import Journal, Session
 from hpc_grpo.driver.rollouts import DriverState
 from hpc_grpo.driver.schedule import StepTimes, StopRequest, TrainLength
-from hpc_grpo.metrics.timing import StepTimer
+from hpc_grpo.metrics.record import StepTimer
 from hpc_grpo.run.contract import ENDS_AT_VARIABLE
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.paths import RunDir, step_dirs

@@ -15,7 +15,7 @@ from hpc_grpo.driver.loop import TrainingLoop
 from hpc_grpo.driver.rollouts import DriverState
 from hpc_grpo.driver.schedule import StepTimes, TrainLength
 from hpc_grpo.errors import ConfigError, EngineLostError, HpcGrpoError, LaunchError, RewardError, WeightSyncError
-from hpc_grpo.metrics.timing import StepTimer
+from hpc_grpo.metrics.record import StepTimer
 from hpc_grpo.run.paths import RunDir
 from tests.support.configs import minimal_config
 

@@ -16,7 +16,7 @@ from hpc_grpo.driver.rollouts import DriverState
 from hpc_grpo.driver.schedule import TrainLength
 from hpc_grpo.driver.weights import Canary
 from hpc_grpo.errors import EXIT_RESUMABLE, ConfigError, EndAskedError
-from hpc_grpo.metrics.timing import StepTimer
+from hpc_grpo.metrics.record import StepTimer
 from hpc_grpo.run.contract import PULSE_VARIABLE
 from hpc_grpo.run.files import wait_for_space
 from hpc_grpo.run.paths import RunDir

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_grpo.plan.advise import changes_that_fit, largest_models
+from hpc_grpo.plan.fit import changes_that_fit, largest_models
 from tests.unit.plan.plan_configs import plan_7b_config
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpc_grpo.plan.advise import changes_that_fit
-from hpc_grpo.plan.fit import Plan, make_plan
+from hpc_grpo.plan.fit import Plan, changes_that_fit, make_plan
 from hpc_grpo.plan.memory import GH200
 from hpc_grpo.plan.model import family_model
 from hpc_grpo.plan.step import workload

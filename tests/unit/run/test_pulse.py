@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_grpo.metrics.timing import BETWEEN
+from hpc_grpo.metrics.record import BETWEEN
 from hpc_grpo.run.contract import PULSE_VARIABLE, SHM_DIR_VARIABLE
 from hpc_grpo.run.pulse import (
     ASKED_AGAIN,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_grpo.plan.advise import Change
-from hpc_grpo.plan.fit import Plan, replanned
+from hpc_grpo.plan.fit import Change, Plan, replanned
 from hpc_grpo.simulate.assumed import simulated
 from hpc_grpo.simulate.placement import CARD_DEFAULT, changed_settings, fastest_in_turn, layout, ranked_splits
 from hpc_grpo.simulate.text import time_sections

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_grpo.metrics.timing import StepTimer
+from hpc_grpo.metrics.record import StepTimer
 
 
 class Clock:
