@@ -80,7 +80,7 @@ def make_sinks(config: Config, run_dir: RunDir) -> list[MetricSink]:
         others.append(TensorBoardSink(run_dir, config.metrics.completions))
     if (names := config.metrics.names) != "ours":
         others = [RenamingSink(others, NAMES[names])]
-    return [first, *others, ConsoleSink(config.run.name)]
+    return [first, *others, ConsoleSink()]
 
 
 class RenamingSink:

@@ -14,7 +14,7 @@ from typing import TextIO
 from hpc_grpo.system.readable import printable
 
 _DRAWING = re.compile(r"(\r|\x1b\[(?:[0-9;]{0,32}[A-HJKm]|\?25[hl]))")
-"""Drawing commands of a live panel: colours, cursor moves, erasing, hiding the cursor."""
+"""Drawing commands of a progress bar: colours, cursor moves, erasing, hiding the cursor."""
 
 _UNFINISHED = re.compile(r"(\r|\x1b(\[[0-9;?]{0,32})?)\Z")
 
@@ -53,18 +53,8 @@ class ForeignOutput:
         return text[: cut.start()] if cut else text
 
 
-def drawn(text: str) -> str:
-    """Return a program's output for a terminal. Keeps drawing commands and escapes other terminal commands.
-
-    >>> drawn("\\x1b[1mbold\\x1b[0m \\x1b]0;title\\x07")
-    '\\x1b[1mbold\\x1b[0m \\\\x1b]0;title\\\\x07'
-    """
-    pieces = _DRAWING.split(text.replace("\r\n", "\n"))
-    return "".join(piece if index % 2 else printable(piece) for index, piece in enumerate(pieces))
-
-
 def undrawn(text: str) -> str:
-    """Return a program's output for a file: without drawing. Each version of a redrawn line becomes a line.
+    """Return a program's output without drawing. Each version of a redrawn line becomes a line.
 
     >>> undrawn("\\x1b[1mbold\\x1b[0m 10 %\\r20 %\\r\\n")
     'bold 10 %\\n20 %\\n'

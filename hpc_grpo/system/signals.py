@@ -46,10 +46,9 @@ class Signals:
 
     def __init__(self) -> None:
         self.pending: list[int] = []
-        self.resized = False
 
     def __enter__(self) -> Signals:
-        taken = [*end_signals(), signal.SIGINT, signal.SIGUSR1, signal.SIGWINCH]
+        taken = [*end_signals(), signal.SIGINT, signal.SIGUSR1]
         self._old = {sig: signal.signal(sig, self._note) for sig in taken}
         return self
 
@@ -58,7 +57,4 @@ class Signals:
             signal.signal(sig, handler)
 
     def _note(self, sig: int, _frame: FrameType | None) -> None:
-        if sig == signal.SIGWINCH:
-            self.resized = True
-        else:
-            self.pending.append(sig)
+        self.pending.append(sig)

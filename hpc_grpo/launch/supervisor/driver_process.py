@@ -1,14 +1,11 @@
-"""The driver's process, managed by the supervisor: its console, its log, its signals and its end."""
+"""The driver's process, managed by the supervisor: its output, its log, its signals and its end."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import pty
 import signal
 import sys
-import termios
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,26 +18,22 @@ from hpc_grpo.run.files import when_there_is_space
 from hpc_grpo.run.pulse import read_pulse
 from hpc_grpo.run.stacks import STACKS_SIGNAL
 from hpc_grpo.system.processes import catches, hold_on, start_time
-from hpc_grpo.system.say import ForeignOutput, drawn, undrawn
+from hpc_grpo.system.say import ForeignOutput, undrawn
 
 _KEPT_BYTES = 1 << 16
 
 
 class Driver:
-    """A running driver. Its output goes to this process's stdout and, as plain text, to driver.log.
-
-    If stdout is a terminal, the driver gets a terminal too, so that the console sink can draw on it.
-    """
+    """A running driver. Its output goes to this process's stdout and to driver.log, as plain text."""
 
     def __init__(
         self, command: Sequence[str], env: Mapping[str, str], cwd: Path, log_path: Path, inside: Inside | None = None
     ) -> None:
         """Start the driver in `cwd`. In a container, it shares a folder with this process, not descriptors."""
-        self._terminal = sys.stdout.isatty()
         self._log = when_there_is_space(lambda: log_path.open("ab", buffering=0), log_path.name)
         self._printed = b""
         self._output = ForeignOutput()
-        self._reader, writer = pty.openpty() if self._terminal else os.pipe()
+        self._reader, writer = os.pipe()
         self._folder = OwnedDir(inside.pid_file.parent) if inside else None
         if self._folder:
             pulse = str(self._folder.path / "pulse")
@@ -50,7 +43,6 @@ class Driver:
             pulse = f"/proc/self/fd/{self._pulse}"
         self._watch = Watch()
         self.work = ""
-        self.copy_window_size()
         told, passed = {**env, PULSE_VARIABLE: pulse}, [] if inside else [self._pulse]
         self.program = Program(command, told, inside, stdout=writer, stderr=writer, pass_fds=passed, cwd=cwd)
         os.close(writer)
@@ -71,8 +63,6 @@ class Driver:
                 data = os.read(self._reader, 65536)
             except BlockingIOError:
                 return True
-            except OSError:
-                return False  # At its end, a pty's master raises EIO; a pipe returns no data.
             if not data:
                 return False
             self._pass_on(self._output.take(data))
@@ -82,16 +72,11 @@ class Driver:
         # On a full disk or a closed terminal, lose output instead of ending the run.
         with contextlib.suppress(OSError):
             sys.stdout.flush()
-            sys.stdout.buffer.write(drawn(text).encode() if self._terminal else plain)
+            sys.stdout.buffer.write(plain)
             sys.stdout.buffer.flush()
         self._printed = (self._printed + plain)[-_KEPT_BYTES:]
         with contextlib.suppress(OSError):
             self._log.write(plain)
-
-    def copy_window_size(self) -> None:
-        if self._terminal:
-            size = fcntl.ioctl(sys.stdout.fileno(), termios.TIOCGWINSZ, b"\0" * 8)
-            fcntl.ioctl(self._reader, termios.TIOCSWINSZ, size)
 
     def forward(self, sig: int) -> None:
         """Forward a signal. SIGUSR1 and STACKS_SIGNAL go only to a driver with a handler: they would kill it otherwise.

@@ -113,9 +113,6 @@ class Supervisor:
             self.chore(processes.driver.work)
         for why in processes.nodes.take_late():
             yield transitions.ProcessLate(why)
-        if self._signals.resized:
-            self._signals.resized = False
-            processes.driver.copy_window_size()
         while self._signals.pending:
             yield transitions.Signalled(self._signals.pending.pop(0))
         if processes.nodes.told():

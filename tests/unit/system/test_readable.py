@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import unicodedata
 
 import pytest
 
 from hpc_grpo.system.readable import printable
-from hpc_grpo.system.say import ForeignOutput, drawn, undrawn
+from hpc_grpo.system.say import ForeignOutput, undrawn
 
 
 @pytest.mark.parametrize(
@@ -57,15 +56,11 @@ PROGRAM = "\x1b[?25l\x1b[1;32mstep 1\x1b[0m\r\n\x1b]0;owned\x07\x1b[6n\x1b[?1049
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, len(PROGRAM)])
-def test_drawing_passes_and_acting_does_not_however_the_bytes_come(size: int) -> None:
+def test_drawing_is_left_out_and_acting_is_shown_however_the_bytes_come(size: int) -> None:
     output = ForeignOutput()
     pieces = [output.take(PROGRAM[start : start + size]) for start in range(0, len(PROGRAM), size)]
     text = "".join([*pieces, output.take(b"", final=True)])
     assert text == PROGRAM.decode()
-    on_terminal = "".join(drawn(piece) for piece in [*pieces, ""])
-    allowed = re.sub(r"\x1b\[(\?25l|1;32m|0m)|\r", "", on_terminal)
-    assert "\x1b" not in allowed
-    assert r"\x1b]0;owned\x07\x1b[6n\x1b[?1049h" in on_terminal
     assert undrawn(text) == "step 1\n" + r"\x1b]0;owned\x07\x1b[6n\x1b[?1049h" + " 10 %\n20 %\n答"
 
 
