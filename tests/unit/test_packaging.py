@@ -144,7 +144,7 @@ def test_an_installation_for_gpus_is_checked_against_the_driver(
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").touch()
     (tmp_path / "torch" / "version.py").write_text(f"cuda: str | None = {torch_cuda}\n")
-    asked = "echo '0, NVIDIA GH200 120GB, 4, 0, GPU-1a, 0:1'"
+    asked = "echo '0, NVIDIA GH200 120GB, 4, 0, GPU-1a, 0:1, 97871'"
     program(tmp_path / "nvidia-smi", f"[ $# = 0 ] && echo 'CUDA Version: 12.7' || {asked}")
     environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(tmp_path), "CC": "gcc"}
     done = subprocess.run(
