@@ -201,7 +201,9 @@ def _hardware(
     host = host_memory().total if is_here and not on_gpus else node.host_bytes
     gpu_gib, host_gib = gpu_memory_gib or node.gpu_bytes / GIB, host_memory_gib or host / GIB
     if not gpu_gib + host_gib < math.inf:
-        raise ConfigError(f"--gpu-memory-gib = {gpu_gib:g}, --host-memory-gib = {host_gib:g}: must be finite.")
+        raise ConfigError(
+            f"--gpu-memory-gib = {gpu_gib:g}, --host-memory-gib = {host_gib:g}: give finite GiB, such as 80."
+        )
     memory = f"{host_gib:.0f} GiB of a node's memory"
     if found:
         echo(f"GPUs of this machine: {gpus[0].name} (--hardware {found})", err=True)

@@ -25,7 +25,7 @@ from hpc_grpo.launch.freeze import working_dir
 from hpc_grpo.metrics.reductions import merge
 from hpc_grpo.report.card import model_card
 from hpc_grpo.run.checkpoint import Checkpoint, valid_checkpoints
-from hpc_grpo.run.files import write_atomic
+from hpc_grpo.run.files import write_atomic, writing
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.paths import RunDir, step_dirs
 from hpc_grpo.run.progress import read_metrics, read_state
@@ -94,12 +94,8 @@ def export(
     if output is not None and output.exists() and any(output.iterdir()):
         raise ConfigError(f"--out = {output}: the folder must be new or empty. Name another one.")
     if output is not None:
-        try:
+        with writing(output, "Name another folder: --out FOLDER."):
             output.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"--out = {output}: the folder cannot be made ({error.strerror}). Name another."
-            ) from error
     if hub["is_public"] and hub["repository"] is None:
         raise ConfigError("--public needs --push-to-hub ORG/NAME. Give both, or leave --public out.")
     if hub["repository"] is not None:
@@ -235,7 +231,9 @@ def export_checkpoint(run: RunDir, step: int | None, config: Config, *, merged: 
     checkpoint = found[max(found) if step is None else step]
     learner = Learner(config, total_optimizer_steps=1)
     if checkpoint.manifest.world_size > 1 and config.needs.critic:
-        echo("The critic is left out: only as many learners as in the run can load it.", err=True)
+        if (critic := run.export(checkpoint.step) / "critic").is_dir():
+            raise ConfigError(f"{critic} exists, and one learner cannot write it again. Use this export: --out FOLDER.")
+        echo(f"The critic is left out: one learner cannot load that of {checkpoint.manifest.world_size}.", err=True)
         learner.parts = [part for part in learner.parts if not part.ds_engines]
     load_here(learner, checkpoint)
     export_model(learner, run.export(checkpoint.step), merged=merged)

@@ -221,7 +221,7 @@ def _rows(file: Path, answer_fields: Sequence[str | None]) -> Iterator[tuple[str
                 f"{file}:{number} must be a JSON object with the texts prompt and completion, or a list completions "
                 f"({type(error).__name__}: {error})."
             ) from error
-        for field in answer_fields:  # `answer` is the first that the line has
+        for field in filter(None, answer_fields):  # `answer` is the first that the line has
             with suppress(KeyError):
                 row = reward_fields(row, field)
                 break

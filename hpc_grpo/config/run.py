@@ -106,7 +106,8 @@ class CheckpointConfig(Section):
         0, description="Keep the batches of the newest N steps for `hpc-grpo model replay`, 17 bytes a token. 0: none."
     )
     export_every: Often | None = Field(
-        None, description="Interval of checkpoints with a Hugging Face export, like `every`. Default: only at the end."
+        None,
+        description="Interval of Hugging Face exports, each with a checkpoint. Form: `every`. Default: at the end.",
     )
     keep_exports: PositiveInt | None = Field(
         None, description="Exports to keep. Older ones are removed, except the newest and the final one. Default: all."

@@ -268,9 +268,7 @@ class PromptTemplate:
         field = self._source.messages_field
         if field is not None:
             messages = check_messages(item[field], self._source, number)
-            joined: list[Mapping[str, Any]] = [
-                {**message, "content": as_text(message["content"])} for message in messages
-            ]
+            joined: list[Mapping[str, Any]] = [{**own, "content": as_text(own["content"])} for own in messages]
             return messages if joined == messages or self._takes_parts else joined
         return [{"role": "user", "content": check_text(source_text(self._source, item), self._source, number)}]
 

@@ -58,7 +58,9 @@ class Journal:
         """Record the eval before an attempt's first step. Later evals are part of their step's record."""
         times = self.timer.finish_step()
         self._step_times.evals.add(times["time/eval_s"])
-        self._write(step, {**times, **metrics})
+        # The other times of a resumed step are in its record; those of this attempt's start do not belong to it.
+        own = {"time/eval_s": times["time/eval_s"]} if step else times
+        self._write(step, {**metrics, **own})
 
     def record_step(self, state: DriverState, metrics: Mapping[str, float], batch: Batch) -> None:
         step = state.step

@@ -166,7 +166,7 @@ class Checkpoints:
         is_measured = self._durations.p95_s is not None or self.is_writing
         exports = self._exports.is_due(state.step)
         if exports or not is_measured or self._saves.is_due(state.step):
-            self._begin(state, behind=self._config.behind_training)
+            self._begin(state, behind=self._config.behind_training and not exports)
         if exports:
             self.export(state)
 

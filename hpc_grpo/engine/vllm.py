@@ -144,7 +144,7 @@ def start_vllm(config: Config, *, on_gpu: bool, reads_weights: bool = False) -> 
         torch.cpu._init_amx()  # Linux grants AMX only on request; vLLM's bfloat16 attention does not request it
     arguments = EngineArgs(**engine_options(config, on_gpu=on_gpu, reads_weights=reads_weights))
     if on_gpu:
-        wait_for_free_gpus(arguments.gpu_memory_utilization)  # of an engine that this one replaces
+        wait_for_free_gpus(min(arguments.gpu_memory_utilization, 0.95))  # of an engine that this one replaces
     engine = LLMEngine.from_engine_args(arguments, enable_multiprocessing=False)
     if config.train.router_replay and not on_gpu:
         _return_experts(engine)

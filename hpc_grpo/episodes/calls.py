@@ -125,12 +125,15 @@ def arguments_of(call: Call, tools: Sequence[Mapping[str, Any]]) -> Mapping[str,
         return call.arguments
     functions = {own.get("name"): own for own in (tool.get("function") or {} for tool in tools)}
     properties = (functions.get(call.name, {}).get("parameters") or {}).get("properties") or {}
-    return {key: _typed(text, properties.get(key) or {}) for key, text in call.arguments.items()}
+    schemas = {key: own for key, own in properties.items() if isinstance(own, Mapping)}  # true is a schema too
+    return {key: _typed(text, schemas.get(key, {})) for key, text in call.arguments.items()}
 
 
 def _typed(text: str, schema: Mapping[str, Any]) -> Any:
     """Parse a text as JSON. Return the text itself if it is no JSON, or if the parameter accepts a text."""
-    types = [each.get("type") for each in (schema, *schema.get("anyOf", ()))]
+    if text in (schema.get("enum") or ()):
+        return text
+    types = [each.get("type") for each in (schema, *(schema.get("anyOf") or schema.get("oneOf") or ()))]
     if any("string" in (own if isinstance(own, list) else [own]) for own in types):
         return text
     try:

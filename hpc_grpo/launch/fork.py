@@ -32,7 +32,7 @@ KEPT: dict[str, str] = {
     **dict.fromkeys(("data.train.", "data.held_out", "data.deduplicate", "data.shuffle"), _POSITION),
     **dict.fromkeys(("data.max_prompt_tokens", "data.drop_long_prompts", "train.max_tokens_per_microbatch"), _POSITION),
 }
-"""Keys that a fork cannot change, unless a resume may, and why. Written like the entries of `freeze.CHANGEABLE`."""
+"""Key -> why a fork cannot change it. A key that a resume may change is allowed here too. Written like CHANGEABLE."""
 
 
 def fork(run: RunDir, step: int, argv: Sequence[str], overrides: Sequence[str]) -> RunDir:
@@ -87,7 +87,7 @@ def _refuse_kept(before: Config, config: Config, step: int) -> None:
         kept["train.adamw.weight_decay"] = "AdamW has other parameter groups without a decay"
     sizes = [] if config.train.total_steps else ["rollout.prompts_per_step", "task.args.batch_size"]
     sizes += ["rollout.group_size"] if config.train.total_episodes else []
-    kept |= {key: "the length is not in steps: give train.total_steps too" for key in changed if key in sizes}
+    kept |= {key: "it may change if you also give train.total_steps" for key in changed if key in sizes}
     if config.data.deduplicate:
         kept |= {key: "data.deduplicate compares with the eval sets" for key in changed if key.startswith("data.eval")}
     if kept:

@@ -58,6 +58,7 @@ class LearnerActor:
 
     def start(self, rendezvous: Any) -> None:
         """Join the other learners at the actor `rendezvous` (None for a single learner), and load the model."""
+        from hpc_grpo.learner.checkpoint import read_template
         from hpc_grpo.learner.group import RendezvousStore
         from hpc_grpo.learner.head_disk import disk_of
         from hpc_grpo.learner.learner import Learner
@@ -68,6 +69,8 @@ class LearnerActor:
         # Keep a reference: torch keeps only the part of the store that is not Python.
         self._store = RendezvousStore(call) if rendezvous is not None else None
         self._learner = Learner(self._config, self._rank, self._world_size, self._store, self._total_optimizer_steps)
+        for file in self._config.data.chat_templates.values() if self._rank == 0 else ():
+            read_template(file)
         if self._learner.device.type == "cuda":
             METER.watch_gpus()
         self._learner.files.disk = disk_of(self._keeper, self._config.run_path)

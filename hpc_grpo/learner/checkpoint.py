@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -243,9 +244,9 @@ def _restore_rng(state: dict[str, Any]) -> None:
 def export_model(learner: Learner, directory: Path, *, merged: bool = False) -> None:
     """Write the policy on rank 0, atomically, in Hugging Face format for `from_pretrained` and vLLM. A collective.
 
-    Other ranks return before the write ends: it may take longer than the timeout of a collective. Tied weights are
-    stored once; `from_pretrained` ties them again. With LoRA, writes the adapter in PEFT's format, or the merged model
-    if `merged`.
+    Other ranks do not wait for the write, which may take longer than the timeout of a collective; only under ZeRO-3
+    with a critic they do. Tied weights are stored once; `from_pretrained` ties them again. With LoRA, writes the
+    adapter in PEFT's format, or the merged model if `merged`.
     """
     is_adapter = learner.config.lora is not None and not merged
     specs = parameter_specs(learner.model, learner.config.model.dtype, of_adapter=is_adapter)
@@ -290,8 +291,17 @@ def copy_settings(config: Config, folder: Path) -> None:
     used = {own.template or config.data.template for _, own in config.data.sources(for_eval=False)}
     if len(used) == 1 and used <= set(config.data.chat_templates.values()):
         # Wins over tokenizer_config.json. A processor would prefer the old file.
-        shutil.copyfile(used.pop(), folder / "chat_template.jinja")
+        (folder / "chat_template.jinja").write_bytes(read_template(used.pop()))
         (folder / "chat_template.json").unlink(missing_ok=True)
+
+
+@cache
+def read_template(path: str) -> bytes:
+    """Return a Jinja file as this process first read it: an export must not get a later edit."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"data.template = {path} cannot be read ({error.strerror}). Restore the file.") from error
 
 
 if __name__ in ("__main__", "__mp_main__"):

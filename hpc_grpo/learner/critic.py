@@ -80,8 +80,9 @@ class Critic(LearnerPart):
         manifest = read_manifest(folder)
         if manifest is not None and manifest.world_size != self.world_size:
             raise ConfigError(
-                f"Checkpoint {folder} holds a critic of {manifest.world_size} learners, and only as many can load it, "
-                f"not {self.world_size}. Resume with launch.num_nodes and placement.learners_per_node for this number. "
+                f"Checkpoint {folder} holds a critic of {manifest.world_size} learners. There are "
+                f"{self.world_size} now, and the numbers must be equal: change launch.num_nodes and "
+                f"placement.learners_per_node. "
                 f"`hpc-grpo model replay` has one learner, and cannot train steps of such a run again."
             )
         with settings_of_config(self._engine):

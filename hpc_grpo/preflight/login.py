@@ -102,7 +102,7 @@ def partition_finding(launch: LaunchConfig, answer: Answer, num_nodes: int) -> F
         return ok(f"{chosen.name} is up: {chosen.num_nodes} nodes")
     if (wanted := slurm.gpus_per_node * num_nodes) > gpus:
         says = f"{chosen.name} has {gpus} GPUs, {wanted} are requested"
-        return failure(says, f"lower launch.slurm.gpus_per_node, or {choose}")
+        return failure(says, f"lower launch.num_nodes or launch.slurm.gpus_per_node, or {choose}")
     if not wanted and not slurm.has_whole_nodes:
         says = f"{chosen.name} has {gpus} GPUs, none is requested"
         return warning(says, "set launch.slurm.gpus_per_node, or extra.exclusive: some sites refuse jobs without a GPU")

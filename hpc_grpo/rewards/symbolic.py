@@ -18,7 +18,7 @@ _FROM_NOTATION = (LatexExtractionConfig(boxed_match_priority=-1), ExprExtraction
 
 _ROOT = re.compile(r"\u221a\s*(\([^()]*\)|\w+)")
 _NEGATIVE_POWER = re.compile(r"\^(-\d+)")
-_WITHOUT_LEFT = re.compile(r"^\s*(?=\\[nlg]eq?\b|[\u2260\u2264\u2265])")
+_WITHOUT_LEFT = re.compile(r"^\s*(?=\\(?:neq?|[lg](?:eq?|eqslant|eqq|t))\b|[\u2260\u2264\u2265])")
 """The start of a relation without its left side. Such a relation equals its right side for math-verify."""
 _SIGNS = str.maketrans({"\u221e": r"\infty ", "\u00b7": r"\cdot "})
 

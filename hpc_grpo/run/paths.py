@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.files import copy_path, writing
 from hpc_grpo.run.owner import PRIVATE_DIR_MODE, refuse_shared
 
@@ -129,8 +131,10 @@ class RunDir:
 
     def refuse_read_only(self) -> None:
         """Raise ConfigError if this user cannot write to the directory, which exists."""
-        with writing(self.path, "This command writes there. Copy the run to a folder you can write to."):
-            tempfile.TemporaryFile(dir=self.path).close()
+        if not os.access(self.path, os.W_OK):  # also on a full disk, which `disk clean` frees
+            raise ConfigError(
+                f"{self.path} cannot be written, and this command writes there. Copy the run to a folder of yours."
+            )
 
 
 def is_sweep(folder: Path) -> bool:

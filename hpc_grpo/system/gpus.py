@@ -47,16 +47,8 @@ def parse_gpus(text: str) -> list[Gpu]:
     """
     rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.count(",") == 6]
     return [
-        # PCI domains have eight digits here; in sysfs they have four, in lower case.
-        Gpu(
-            _number(index),
-            name,
-            _number(used),
-            _number(busy),
-            uuid,
-            address.lower()[-len("0009:01:00.0") :],
-            _number(total),
-        )
+        # PCI domains have eight digits here; in sysfs they have four, in lower case: 0009:01:00.0.
+        Gpu(_number(index), name, _number(used), _number(busy), uuid, address.lower()[-12:], _number(total))
         for index, name, used, busy, uuid, address, total in rows
     ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -80,15 +79,20 @@ def test_a_command_that_acts_refuses_a_run_of_others(planted: RunDir, name: str)
 def test_a_command_that_writes_refuses_a_run_on_a_read_only_disk(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def read_only(**_where: Any) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+    allows = os.access
+
+    def read_only(path: Path, mode: int, **options: Any) -> bool:
+        return mode != os.W_OK and allows(path, mode, **options)
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("hpc_grpo.cli.replay.learner_environment", lambda *_, **__: {})
     run = freeze(minimal_config(run={"name": "mine", "root": str(tmp_path)}), [], [])
-    monkeypatch.setattr("hpc_grpo.run.paths.tempfile.TemporaryFile", read_only)
+    monkeypatch.setattr(os, "access", read_only)
     done = call(*name.split(), str(run.path))
-    assert (done.exit_code, f"{run.path} cannot be written (Read-only file system)." in done.stderr) == (78, True)
+    assert (done.exit_code, f"{run.path} cannot be written, and this command writes there." in done.stderr) == (
+        78,
+        True,
+    )
     assert not run.stop_marker.exists()
 
 

@@ -212,14 +212,15 @@ async def test_the_text_before_a_call_is_kept(scene: Scene, written: str, before
     assert (message["content"], len(message["tool_calls"])) == (before, 1)
 
 
-@in_scene(
-    lambda _: "<tool_call><function=add><parameter=a>1</parameter><parameter=b>x</parameter></function></tool_call>"
-)
+XML = "".join(f"<parameter={name}>{text}</parameter>" for name, text in {"a": 1, "b": "x", "c": "[2]", "d": 1}.items())
+
+
+@in_scene(lambda _: f"<tool_call><function=add>{XML}</function></tool_call>")
 async def test_arguments_in_xml_have_the_types_of_the_tools_parameters(scene: Scene) -> None:
-    types = {"a": {"type": ["integer", "null"]}, "b": {"type": ["string", "null"]}}
+    types = {"a": {"type": ["integer", "null"]}, "b": {"type": ["string", "null"]}, "c": True, "d": {"enum": ["1"]}}
     tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": types}}}
     [call] = (await scene.say([user("x")], tools=[tool]))["tool_calls"]
-    assert call["function"]["arguments"] == '{"a": 1, "b": "x"}'
+    assert call["function"]["arguments"] == '{"a": 1, "b": "x", "c": [2], "d": "1"}'
 
 
 @in_scene(lambda _: '<tool_call>{"na')

@@ -180,7 +180,7 @@ def test_a_step_of_another_size_needs_a_length_in_steps(
     result = fork(run, "--step", "2", word)
     assert (result.exit_code == EXIT_CONFIG) is is_refused
     if is_refused:
-        assert "now (the length is not in steps: give train.total_steps too)" in result.stderr
+        assert "now (it may change if you also give train.total_steps)" in result.stderr
         assert fork(run, "--step", "2", word, "train.total_steps=20").exit_code == 0
     changed = differences(read_config(run), read_config(RunDir(tmp_path / "debug-from-2")))
     assert word in [f"{key}={now}" for key, (_, now) in changed.items()]

@@ -9,7 +9,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import psutil
 
@@ -31,7 +31,6 @@ class Role:
     head: str
     num_nodes: int | None = None
     port: int | None = None
-    convention: str = ""
     default_nodes: int = 1
 
 
@@ -87,9 +86,9 @@ CONVENTIONS: dict[str, tuple[Sequence[str], Callable[[Environ], Role]]] = {
 
 def find_role(environ: Environ) -> Role:
     """Return the role that the environment gives. Default: a head, with the config's number of nodes."""
-    for name, (variables, read) in CONVENTIONS.items():
+    for variables, read in CONVENTIONS.values():
         if any(map(environ.get, variables)):
-            return replace(read(environ), convention=name)
+            return read(environ)
     return Role(is_head=True, head="")
 
 

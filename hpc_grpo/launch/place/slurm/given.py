@@ -121,7 +121,8 @@ def _asking_for(launch: LaunchConfig, options: Options) -> LaunchConfig:
                 least = text.partition("-")[0]
                 num_nodes = int(least) if least.isdigit() else num_nodes
             case "time":
-                values["time_min"] = minutes(text) or _NO_LIMIT_MIN
+                limit = 0 if text.upper() in ("UNLIMITED", "INFINITE") else minutes(text)
+                values["time_min"] = _NO_LIMIT_MIN if limit == 0 else limit or launch.slurm.time_min
             case "account" | "partition":
                 values[name] = text
             case "cpus-per-task" if text.isdigit():

@@ -72,9 +72,7 @@ class SlurmPlace(Place):
             shown = text.output_of(["scontrol", "--details", "show", "job", self._shown.get("JobId", self.job_id)])
             granted = re.findall(r"^ +Nodes=\S+ CPU_IDs=\S+ Mem=\S+ GRES=(\S*)", shown, re.MULTILINE)
             if len({sum(map(int, re.findall(r"gpu(?::[^:,()]+)?:(\d+)", gres))) for gres in granted}) > 1:
-                raise LaunchError(
-                    f"Slurm spread the job's GPUs unevenly over its nodes: {', '.join(granted)}. {_BY_NODE}"
-                )
+                raise LaunchError(f"The job's nodes have unequal numbers of GPUs: {', '.join(granted)}. {_BY_NODE}")
         this_node = self._this_node if self._this_node in nodes else None
         return Allocation(self.job_id, nodes, this_node, text.unix_time(self._shown.get("EndTime", "")))
 

@@ -151,6 +151,8 @@ A ~ B
 12 pm ~ 2 pm
 \neq 5 ~ 5
 \geq 5 ~ 5
+\geqslant 5 ~ 5
+\lt 5 ~ 5
 5 ~ \leq 5
 \varnothing ~ \{\varnothing\}
 \pm 2 ~ 2

@@ -45,7 +45,7 @@ def test_the_role_is_read_from_the_variables_of_the_provider(
     environ: dict[str, str], role: tuple[bool, str, int | None, int | None]
 ) -> None:
     found = find_role(environ)
-    assert found == Role(*role, convention=found.convention, default_nodes=found.default_nodes)
+    assert found == Role(*role, default_nodes=found.default_nodes)
 
 
 @pytest.mark.parametrize(

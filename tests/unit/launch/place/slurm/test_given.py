@@ -60,6 +60,11 @@ def test_a_successor_of_a_job_without_a_limit_asks_for_a_year(limit: str) -> Non
     assert overlaid(launch(time_min=5), {"time": limit}).slurm.time_min == 365 * 24 * 60
 
 
+@pytest.mark.parametrize("limit", ["", "5 x.sh", True])
+def test_a_time_that_cannot_be_read_leaves_the_configs(limit: object) -> None:
+    assert overlaid(launch(time_min=5), {"time": limit}).slurm.time_min == 5
+
+
 def test_the_command_line_wins_over_variables_and_those_over_the_script() -> None:
     script = "#SBATCH --time=1\n#SBATCH --qos=a\n#SBATCH --account=a\n#SBATCH --mem=1G\n"
     environ = {"SBATCH_QOS": "b", "SBATCH_ACCOUNT": "b", "SBATCH_DEBUG": "1"}

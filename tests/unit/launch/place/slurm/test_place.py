@@ -161,7 +161,7 @@ def test_gpus_that_slurm_spread_unevenly_are_refused_in_words(
     if is_even:
         assert allocation_of({"SLURM_JOB_ID": "17"}).nodes == ("nid001", "nid002")
     else:
-        with pytest.raises(LaunchError, match=r"spread the job's GPUs unevenly.*Ask for GPUs by node"):
+        with pytest.raises(LaunchError, match=r"unequal numbers of GPUs: .*Ask for GPUs by node"):
             allocation_of({"SLURM_JOB_ID": "17"})
 
 
