@@ -9,7 +9,7 @@ Runs in the engine's process, between two turns of an episode. Then only the las
 The context is the text that the chat template adds after the answer. Some templates rewrite history, for example they
 cut reasoning from earlier turns. The conversation then restarts: the context is a complete new prompt.
 
-Text of messages never becomes a control token (`Pieces`).
+Text of messages never becomes a special token (`Pieces`).
 """
 
 from __future__ import annotations

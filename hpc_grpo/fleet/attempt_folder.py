@@ -131,7 +131,7 @@ def uptime() -> float:
 
 
 def marked_processes(folder: Path) -> list[int]:
-    """Return the living processes of the attempt in `folder`, by their environment."""
+    """Return the ids of living processes whose environment names the attempt in `folder`."""
     mark = f"{MARK}={folder}".encode()
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):

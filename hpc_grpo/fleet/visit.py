@@ -141,7 +141,7 @@ def _end_of_dead_runner(folder: AttemptFolder, spec: dict[str, Any] | None) -> E
 
 
 def obey(work_dir: Path, orders: Orders, seen_at: float) -> Outcome:
-    """Carry out a controller's committed orders. A lease counts from `seen_at`, before the controller could commit."""
+    """Carry out a controller's committed orders. A lease starts at `seen_at`, when this visit observed the machine."""
 
     def folder_of(key: AttemptKey) -> AttemptFolder:
         return AttemptFolder(work_dir / "attempts" / key.folder)

@@ -333,7 +333,7 @@ def refuse_offline(config: Config, environ: Mapping[str, str]) -> None:
 
 
 def refuse_unknown_models(config: Config, environ: Mapping[str, str]) -> None:
-    """Raise ConfigError for a model that the hub does not know. A hub that does not answer refuses nothing."""
+    """Raise ConfigError for a model that the hub does not know. Skips the check if the hub does not answer."""
     of_job = job_environ(environ, config.launch.env)
     # not this process's HF_HOME
     file = Path(of_job.get("HF_TOKEN_PATH") or hugging_face.home(of_job) / "token").expanduser()

@@ -345,7 +345,7 @@ def parse_number(text: str) -> Fraction | None:
 
 
 def stated_number(text: str) -> Fraction | None:
-    """Return the number in a marked answer; None if there is no number, or more than one.
+    """Return a marked answer's number: the one after `=`, at its start, or the only one. None if this is not clear.
 
     >>> stated_number("42 eggs"), stated_number("x = 5"), stated_number("5 or 6")
     (Fraction(42, 1), Fraction(5, 1), None)

@@ -173,8 +173,8 @@ def used_file(name: str, folder: Path) -> Path | None:
 def copyable(config: Config, folder: Path) -> dict[str, Path]:
     """Return the user's files that a run copies, by their name in the config.
 
-    Leaves out files that use `__file__`: they may read other files beside them, which a copy would miss. Leaves out
-    modules named without a file.
+    Leaves out a file that uses `__file__` or imports a file that does: a copy would miss what it reads beside it.
+    Leaves out functions named `module:function`.
     """
     modules = {name.rpartition(":")[0] for name in functions_of(config).values()}
     files = {module: folder / module for module in modules if module.endswith(".py") and (folder / module).is_file()}

@@ -104,7 +104,7 @@ def find_model(path: str, environ: Mapping[str, str] = os.environ, key: str = "m
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the model's weight files; files of an index may not exist. Raises ConfigError for a damaged index."""
+    """Return the model's weight files, also missing ones of an index. Raises ConfigError for a damaged index."""
     for name in WEIGHT_FORMS:
         index = folder / f"{name}.index.json"
         if index.is_file():
