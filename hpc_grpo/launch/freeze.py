@@ -130,10 +130,10 @@ def reconfigured(run: RunDir, overrides: Sequence[str]) -> Config:
     if config.run_path != there.run_path:
         raise ConfigError(
             f"run.name and run.root say which run it is, and cannot become {str(config.run_path)!r}. Leave them out, "
-            f"or start a new run: hpc-grpo submit CONFIG run.name=NAME."
+            f"or start a new run: hpc-grpo submit (or train) CONFIG run.name=NAME."
         )
-    new = f"hpc-grpo submit CONFIG run.name=NAME KEY=VALUE, or from a checkpoint: hpc-grpo fork {run.path} --step N"
-    fix = f"Start a new run with them: {new} KEY=VALUE."
+    fork = f"from a checkpoint: hpc-grpo fork {run.path} --step N KEY=VALUE"
+    fix = f"Start a new run with them: hpc-grpo submit (or train) CONFIG run.name=NAME KEY=VALUE, or {fork}."
     _refuse(run, config, differences(there, config), "A run that has trained cannot change these keys", fix)
     return config
 
@@ -149,7 +149,7 @@ def working_dir(run: RunDir) -> Path:
     if folder is None:
         raise ConfigError(
             f"{run.source} and its copy beside it are gone or damaged. They recorded the folder in which the run was "
-            f"started: its config's paths are relative to it. Run in that folder: hpc-grpo submit CONFIG."
+            f"started: its config's paths are relative to it. Run in that folder: hpc-grpo submit (or train) CONFIG."
         )
     return folder
 
@@ -174,7 +174,7 @@ def _take_up(run: RunDir, config: Config, now: Mapping[str, Any], accepts_change
         if not accepts_changes:
             raise ConfigError(
                 f"The run in {run.path} was started in {folder}, which is gone. Paths of its config are relative to "
-                f"that folder. Run in the folder that has them now: hpc-grpo submit {run.path} --accept-changes"
+                f"it. Run in the folder that has them now: hpc-grpo submit (or train) {run.path} --accept-changes"
             )
         folder = Path.cwd()
         source["working_dir"] = str(folder)

@@ -131,7 +131,7 @@ def _frozen(run: RunDir) -> Config:
         if path.is_file() and _SIGNED.match(_text(path)):
             raise ConfigError(
                 f"{path} is damaged, and so is its copy beside it: they are not what hpc-grpo wrote. Restore one from "
-                f"a backup, or start a new run: hpc-grpo submit CONFIG run.name=NAME."
+                f"a backup, or start a new run: hpc-grpo submit (or train) CONFIG run.name=NAME."
             )
         return load_resolved(path)  # the run is older than digests and copies
     written = _written(run, copy)
@@ -143,7 +143,7 @@ def _frozen(run: RunDir) -> Config:
         listed = "\n".join(f"  {key}: {old!r} written, {new!r} now" for key, (old, new) in edited.items())
         raise ConfigError(
             f"{path} is not what hpc-grpo wrote: damaged, or edited by hand:\n{listed}\n"
-            f"Restore it: cp {copy} {path}\nTo change a key: hpc-grpo submit {run.path} KEY=VALUE"
+            f"Restore it: cp {copy} {path}\nTo change a key: hpc-grpo submit (or train) {run.path} KEY=VALUE"
         )
     return written
 
