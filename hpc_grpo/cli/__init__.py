@@ -107,21 +107,20 @@ _OTHER_WORDS = {
 """Words of other systems -> what to type."""
 
 MOVED_OPTIONS = {"--num-samples": "--num", "--output": "--out", "--folder": "--root", "--lines": "--num"}
-_HAD_THEM = ("eval", "sample", "logs", "demo")
+_HAD_THEM = ("model eval", "model sample", "logs", "demo", "place fleet logs")
 
 
 def up_to_date(words: list[str]) -> list[str]:
     """Return the words of a command line with current names. Print the old names that it replaces."""
     name = words[0] if words else ""
+    told = [f"{name} is now {MOVED[name]}"] if name in MOVED else []
     new = [*MOVED.get(name, name).split(), *words[1:]]
-    if name in _HAD_THEM or new[:2] in (["model", "eval"], ["model", "sample"]):
-        split = [word.partition("=") for word in new]
-        new = ["".join((MOVED_OPTIONS.get(option, option), *rest)) for option, *rest in split]
-    if new != words:
-        told = [f"{name} is now {MOVED[name]}"] if name in MOVED else []
-        told += [
-            f"{old} is now {MOVED_OPTIONS[old]}" for old in MOVED_OPTIONS if old in {w.split("=")[0] for w in words}
-        ]
+    if " ".join(new).startswith(_HAD_THEM):
+        for place, (option, *rest) in enumerate(word.partition("=") for word in new):
+            if option in MOVED_OPTIONS:
+                told.append(f"{option} is now {MOVED_OPTIONS[option]}")
+                new[place] = "".join((MOVED_OPTIONS[option], *rest))
+    if told:
         echo(f"hpc-grpo {'; '.join(told)}. The next release removes the old name.", err=True)
     return new
 

@@ -17,7 +17,7 @@ from hpc_grpo.cli.options import JSON, PlainGroup, echo, echo_json, together
 from hpc_grpo.cli.request import load_request
 from hpc_grpo.config import RewardConfig
 from hpc_grpo.config.yaml_text import read_value
-from hpc_grpo.data.sources import reward_fields
+from hpc_grpo.data.stream import reward_fields
 from hpc_grpo.errors import ConfigError, RewardError
 from hpc_grpo.registry import REWARDS
 from hpc_grpo.system.proof import LEAST_TOKEN_LENGTH

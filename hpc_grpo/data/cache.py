@@ -15,12 +15,12 @@ import hashlib
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_grpo.data.encoder import Row
 from hpc_grpo.data.sources import BATCH_ITEMS
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.files import digest_of, fsync, read_record, write_record
@@ -36,6 +36,22 @@ _STAGED = ".tmp"
 _ROWS_OF_OTHERS = Holding(
     "change what a run trains on: tokenized data is in the folder", "Set data.cache_dir to a folder of your own."
 )
+
+
+@dataclass(frozen=True)
+class Row:
+    """One item as a prompt. `fields` is the item as JSON; `completion_ids` are empty except for SFT.
+
+    `prompt_ids` have one token for each of the `images`. The model expands these to `num_image_tokens` more tokens.
+    """
+
+    text: str
+    prompt_ids: Sequence[int]
+    completion_ids: Sequence[int]
+    fields: str
+    prompt_hash: int
+    images: Sequence[bytes] = ()
+    num_image_tokens: int = 0
 
 
 class Rows:

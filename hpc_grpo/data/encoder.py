@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import date, time
 from decimal import Decimal
 from itertools import islice
@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from hpc_grpo.config import Config, SourceConfig
+from hpc_grpo.data.cache import Row
 from hpc_grpo.data.images import MARK, image_size, images_in, images_of, is_image
-from hpc_grpo.data.sources import BATCH_ITEMS, Item, answer_of, read_items
+from hpc_grpo.data.sources import BATCH_ITEMS, Item, read_items
+from hpc_grpo.data.stream import answer_of
 from hpc_grpo.data.templates import (
     PromptTemplate,
     Tokenizer,
@@ -35,22 +37,6 @@ from hpc_grpo.data.tokenizer import load_processor
 from hpc_grpo.data.workers import Batch, encode_batches
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.pulse import PULSE
-
-
-@dataclass(frozen=True)
-class Row:
-    """One item as a prompt. `fields` is the item as JSON; `completion_ids` are empty except for SFT.
-
-    `prompt_ids` have one token for each of the `images`. The model expands these to `num_image_tokens` more tokens.
-    """
-
-    text: str
-    prompt_ids: Sequence[int]
-    completion_ids: Sequence[int]
-    fields: str
-    prompt_hash: int
-    images: Sequence[bytes] = ()
-    num_image_tokens: int = 0
 
 
 class Encoder:

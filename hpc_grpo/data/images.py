@@ -218,7 +218,5 @@ def _as_png(image: Any) -> bytes:
 
 async def with_opened_images(request: GroupRequest) -> GroupRequest:
     """Replace the reference to a request's image files by opened images."""
-    if not request.images:
-        return request
     files = await request.images
     return replace(request, images=await asyncio.to_thread(lambda: tuple(map(open_image, files))))

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpc_grpo.config import Config, SourceConfig
-from hpc_grpo.data.cache import RowCache, Rows
+from hpc_grpo.data.cache import Row, RowCache, Rows
 from hpc_grpo.data.curriculum import difficulty_ranks
-from hpc_grpo.data.encoder import Encoder, Row, held_out_below, refuse_share
+from hpc_grpo.data.encoder import Encoder, held_out_below, refuse_share
 from hpc_grpo.data.fingerprint import tokenizer_identity
 from hpc_grpo.data.sources import open_source, read_items
 from hpc_grpo.data.stream import DemonstrationStream, Part, PromptStream

@@ -89,25 +89,6 @@ def _holds_rows(folder: Path) -> bool:
     return any(suffix.lower() in _IN_FOLDERS for name in names for suffix in Path(name).suffixes)
 
 
-def reward_fields(item: Mapping[str, Any], answer_field: str | None) -> Mapping[str, Any]:
-    """Return the columns that rewards get: those of the item, and `answer` from `answer_field`. Raises KeyError."""
-    return item if answer_field is None else {**item, "answer": answer_of(item, answer_field)}
-
-
-def answer_of(item: Mapping[str, Any], field: str) -> Any:
-    """Return the column `field`, or with a dotted name a value inside a column. Raises KeyError without it.
-
-    >>> answer_of({"a.b": 1, "a": {"b": 2}}, "a.b"), answer_of({"a": {"b": 2}}, "a.b")
-    (1, 2)
-    """
-    if field in item:
-        return item[field]
-    column, _, inside = field.partition(".")
-    if not inside or not isinstance(item[column], Mapping):
-        raise KeyError(field)
-    return answer_of(item[column], inside)
-
-
 def _loaded(text: str, where: str) -> Any:
     """Read JSON. Raises JSONDecodeError, and ConfigError for valid JSON that Python refuses."""
     try:

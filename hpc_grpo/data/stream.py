@@ -11,17 +11,15 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from math import floor
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_grpo.config import SourceConfig
-from hpc_grpo.data.cache import Rows
-from hpc_grpo.data.encoder import Row
-from hpc_grpo.data.sources import reward_fields
+from hpc_grpo.data.cache import Row, Rows
 from hpc_grpo.types import Demonstration, Prompt
 
 if TYPE_CHECKING:
@@ -164,6 +162,25 @@ class Stream:
         place = self.place(ordinal)
         part = self.parts[place.source]
         return place.epoch, part, part.rows[int(part.numbers[place.item])]
+
+
+def reward_fields(item: Mapping[str, Any], answer_field: str | None) -> Mapping[str, Any]:
+    """Return the columns that rewards get: those of the item, and `answer` from `answer_field`. Raises KeyError."""
+    return item if answer_field is None else {**item, "answer": answer_of(item, answer_field)}
+
+
+def answer_of(item: Mapping[str, Any], field: str) -> Any:
+    """Return the column `field`, or with a dotted name a value inside a column. Raises KeyError without it.
+
+    >>> answer_of({"a.b": 1, "a": {"b": 2}}, "a.b"), answer_of({"a": {"b": 2}}, "a.b")
+    (1, 2)
+    """
+    if field in item:
+        return item[field]
+    column, _, inside = field.partition(".")
+    if not inside or not isinstance(item[column], Mapping):
+        raise KeyError(field)
+    return answer_of(item[column], inside)
 
 
 class PromptStream(Stream):

@@ -21,7 +21,8 @@ from hpc_grpo.errors import ConfigError, HpcGrpoError
 from hpc_grpo.system.processes import start_program
 
 if TYPE_CHECKING:
-    from hpc_grpo.data.encoder import Encoder, Row
+    from hpc_grpo.data.cache import Row
+    from hpc_grpo.data.encoder import Encoder
     from hpc_grpo.data.sources import Item
 
 Batch = tuple[Sequence["Item"], int]

@@ -14,8 +14,7 @@ from typing import Any
 
 from hpc_grpo.config import Config
 from hpc_grpo.data.loading import load_evals, load_streams
-from hpc_grpo.data.sources import reward_fields
-from hpc_grpo.data.stream import DemonstrationStream, PromptStream, Stream
+from hpc_grpo.data.stream import DemonstrationStream, PromptStream, Stream, reward_fields
 from hpc_grpo.data.templates import PromptTemplate, Tokenizer, prompt_style
 from hpc_grpo.data.tokenizer import (
     check_context_length,

@@ -201,7 +201,8 @@ class Engine:
 
         Returns None without a probe. Raises WeightSyncError, or PromptError if vLLM refuses the probe.
         """
-        probe = probe and await with_opened_images(probe)
+        if probe is not None and probe.images:
+            probe = await with_opened_images(probe)
         return await self.between_steps(lambda sampler: sampler.receive_weights(version, probe, self._verified))
 
     async def between_steps(self, function: Callable[[Sampler], T], *, drains: bool = True) -> T:

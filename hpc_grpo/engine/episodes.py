@@ -88,7 +88,7 @@ class EpisodePlayer:
     async def _answers(self, request: GroupRequest, wave: _Wave, place: int) -> GroupSamples:
         """Sample a group of single answers, all in one turn of the wave."""
         try:
-            opened = await with_opened_images(request)
+            opened = await with_opened_images(request) if request.images else request
             answers = await wave.ask(place, [replace(opened, seeds=(seed,)) for seed in request.seeds])
         finally:
             wave.leave()

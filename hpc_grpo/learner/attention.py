@@ -312,7 +312,7 @@ def require_varlen_attention() -> None:
         )
 
 
-def register_kernels() -> None:
+def register_kernels(*, exchanges: bool = False) -> None:
     """Register both kernels with transformers by name, and switch off cuDNN's attention in this process.
 
     cuDNN plans each new shape for about a second, and packed documents have new shapes in every step. transformers
@@ -320,8 +320,8 @@ def register_kernels() -> None:
     """
     from transformers import AttentionInterface
 
-    AttentionInterface.register(PACKED_SDPA, exchanges_heads(packed_sdpa))
-    AttentionInterface.register(PACKED_VARLEN, exchanges_heads(packed_varlen))
+    for name, kernel in ((PACKED_SDPA, packed_sdpa), (PACKED_VARLEN, packed_varlen)):
+        AttentionInterface.register(name, exchanges_heads(kernel) if exchanges else kernel)
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 

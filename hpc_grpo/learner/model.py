@@ -277,7 +277,7 @@ def load_policy(
     if kernel == "flash_attention_2":
         require_flash_attention()
     else:
-        register_kernels()
+        register_kernels(exchanges=config.train.sequence_parallel > 1)
         if kernel == "varlen":
             require_varlen_attention()
         kernel = PACKED_VARLEN if kernel == "varlen" else PACKED_SDPA

@@ -32,7 +32,8 @@ from hpc_grpo.data.encoder import (
     with_messages,
 )
 from hpc_grpo.data.fingerprint import local_fingerprints
-from hpc_grpo.data.sources import open_source, read_items, reward_fields
+from hpc_grpo.data.sources import open_source, read_items
+from hpc_grpo.data.stream import reward_fields
 from hpc_grpo.data.tokenizer import compare_vocabularies, read_vocabulary, refuse_missing_processor
 from hpc_grpo.episodes.builtin import check_built_in
 from hpc_grpo.episodes.workers import first_answer

@@ -18,7 +18,7 @@ import numpy as np
 
 from hpc_grpo.algorithms.tasks import algorithm_of
 from hpc_grpo.config import Config
-from hpc_grpo.data.encoder import Row
+from hpc_grpo.data.cache import Row
 from hpc_grpo.data.stream import Part, PromptStream
 from hpc_grpo.driver.batches import Batch, RolloutBatches
 from hpc_grpo.driver.engines import RolloutPool

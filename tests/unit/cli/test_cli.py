@@ -58,11 +58,18 @@ def test_an_old_name_says_the_new_one_and_answers(old: str) -> None:
         (["model", "sample"], {"--num", "--root"}),
         (["logs"], {"--num"}),
         (["demo"], {"--root"}),
+        (["fleet", "logs"], {"--num"}),
+        (["place", "fleet", "logs"], {"--num"}),
     ],
 )
 def test_an_old_option_is_read_as_the_new_one(words: list[str], options: set[str]) -> None:
     old = [f"{name}=3" for name, new in MOVED_OPTIONS.items() if new in options]
     assert {word.partition("=")[0] for word in up_to_date([*words, *old]) if word.startswith("--")} == options
+
+
+def test_an_old_option_is_not_told_where_it_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    assert up_to_date(["fleet", "jobs", "--lines=3"]) == ["place", "fleet", "jobs", "--lines=3"]
+    assert "--lines" not in capsys.readouterr().err
 
 
 def test_a_misspelt_command_has_its_neighbour_in_the_error() -> None:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpc_grpo.data.cache import RowCache
-from hpc_grpo.data.encoder import Row
+from hpc_grpo.data.cache import Row, RowCache
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.owner import SHARED_VARIABLE
 from tests.support.configs import minimal_config
