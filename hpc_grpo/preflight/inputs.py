@@ -34,7 +34,12 @@ from hpc_grpo.data.encoder import (
 from hpc_grpo.data.fingerprint import local_fingerprints
 from hpc_grpo.data.sources import open_source, read_items
 from hpc_grpo.data.stream import reward_fields
-from hpc_grpo.data.tokenizer import compare_vocabularies, read_vocabulary, refuse_missing_processor
+from hpc_grpo.data.tokenizer import (
+    compare_vocabularies,
+    read_vocabulary,
+    refuse_missing_processor,
+    refuse_missing_tokenizer,
+)
 from hpc_grpo.episodes.builtin import check_built_in
 from hpc_grpo.episodes.workers import first_answer
 from hpc_grpo.errors import ConfigError
@@ -121,6 +126,7 @@ def refusals(
         checks += [(INPUTS, partial(refuse_too_few_gpus, config)) for config in unlike.values()]
         checks.append(("partition", partial(refuse_what_cannot_start, configs[0].launch)))
     checks.append((DISK, partial(refuse_full_disk, configs, environ)))
+    checks += [(MODEL, partial(refuse_incomplete_models, config, start_of(config))) for config in unlike.values()]
     said = set()
     for check, refuse in checks:
         try:
@@ -368,17 +374,15 @@ def _is_here(item: Item, environ: Mapping[str, str]) -> bool:
 def refuse_unsupported_model(config: Config, working_dir: Path, environ: Mapping[str, str]) -> None:
     """Raise ConfigError if learners could not load a model, or not publish its weights to engines.
 
-    Does not check a model that is not on this machine, or whose config.json cannot be read.
+    Does not check a model that is not on this machine.
     """
     for key, path in config.models.items():
         name = str(working_dir / path) if is_there(working_dir / path) else path
         try:
             folder = hugging_face.find_model(name, job_environ(environ, config.launch.env))
-            settings = json.loads((folder / "config.json").read_text())
-        except (ConfigError, OSError, ValueError):
+        except ConfigError:
             continue
-        if not isinstance(settings, dict):
-            continue
+        settings = hugging_face.read_settings(folder)
         of_text, source = settings.get("text_config") or settings, f"{key} = {path}"
         contract.refuse_uneven_heads(settings, config.train.sequence_parallel, source)
         contract.refuse_short_context(of_text.get("max_position_embeddings"), config, source)
@@ -392,6 +396,15 @@ def refuse_unsupported_model(config: Config, working_dir: Path, environ: Mapping
             contract.refuse_experts(settings, path, has_adapter=config.lora is not None)
         contract.refuse_wrong_experts(settings, path, config)
         refuse_wrong_lora(config, folder, working_dir)
+
+
+def refuse_incomplete_models(config: Config, working_dir: Path) -> None:
+    """Raise ConfigError for a model's local folder without whole weights or, but for a critic, a tokenizer."""
+    for key, path in config.models.items():
+        if is_there(folder := working_dir / path):
+            hugging_face.check_weights(folder, is_local=True)
+            if key != "task.args.critic":
+                refuse_missing_tokenizer(key, str(folder))
 
 
 def refuse_unlike_vocabularies(config: Config, working_dir: Path, environ: Mapping[str, str]) -> None:
