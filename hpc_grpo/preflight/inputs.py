@@ -22,6 +22,7 @@ from typing import Any
 
 from hpc_grpo.config import Config, LaunchConfig, SourceConfig
 from hpc_grpo.config.resources import check_fits, expects_gpus, node_demand
+from hpc_grpo.data import tokenizer
 from hpc_grpo.data.encoder import (
     as_json,
     check_item,
@@ -34,12 +35,6 @@ from hpc_grpo.data.encoder import (
 from hpc_grpo.data.fingerprint import local_fingerprints
 from hpc_grpo.data.sources import open_source, read_items
 from hpc_grpo.data.stream import reward_fields
-from hpc_grpo.data.tokenizer import (
-    compare_vocabularies,
-    read_vocabulary,
-    refuse_missing_processor,
-    refuse_missing_tokenizer,
-)
 from hpc_grpo.episodes.builtin import check_built_in
 from hpc_grpo.episodes.workers import first_answer
 from hpc_grpo.errors import ConfigError
@@ -371,17 +366,23 @@ def _is_here(item: Item, environ: Mapping[str, str]) -> bool:
         return False
 
 
+def _model_folders(config: Config, working_dir: Path, environ: Mapping[str, str]) -> dict[str, Path]:
+    """Map the keys of the models that are on this machine to their folders."""
+    found = {}
+    for key, path in config.models.items():
+        name = str(working_dir / path) if is_there(working_dir / path) else path
+        with suppress(ConfigError):
+            found[key] = hugging_face.find_model(name, job_environ(environ, config.launch.env))
+    return found
+
+
 def refuse_unsupported_model(config: Config, working_dir: Path, environ: Mapping[str, str]) -> None:
     """Raise ConfigError if learners could not load a model, or not publish its weights to engines.
 
     Does not check a model that is not on this machine.
     """
-    for key, path in config.models.items():
-        name = str(working_dir / path) if is_there(working_dir / path) else path
-        try:
-            folder = hugging_face.find_model(name, job_environ(environ, config.launch.env))
-        except ConfigError:
-            continue
+    for key, folder in _model_folders(config, working_dir, environ).items():
+        path = config.models[key]
         settings = hugging_face.read_settings(folder)
         of_text, source = settings.get("text_config") or settings, f"{key} = {path}"
         contract.refuse_uneven_heads(settings, config.train.sequence_parallel, source)
@@ -391,7 +392,7 @@ def refuse_unsupported_model(config: Config, working_dir: Path, environ: Mapping
         if key != "model.path":
             continue
         contract.refuse_images(settings, path, config.data.images)
-        refuse_missing_processor(config, folder)
+        tokenizer.refuse_missing_processor(config, folder)
         if config.needs.rollouts or config.lora is not None:
             contract.refuse_experts(settings, path, has_adapter=config.lora is not None)
         contract.refuse_wrong_experts(settings, path, config)
@@ -404,7 +405,7 @@ def refuse_incomplete_models(config: Config, working_dir: Path) -> None:
         if is_there(folder := working_dir / path):
             hugging_face.check_weights(folder, is_local=True)
             if key != "task.args.critic":
-                refuse_missing_tokenizer(key, str(folder))
+                tokenizer.refuse_missing_tokenizer(key, str(folder))
 
 
 def refuse_unlike_vocabularies(config: Config, working_dir: Path, environ: Mapping[str, str]) -> None:
@@ -412,16 +413,11 @@ def refuse_unlike_vocabularies(config: Config, working_dir: Path, environ: Mappi
 
     Does not check models that are not on this machine, and tokenizers in other files. The driver checks them.
     """
-    for key, scoring in config.scoring_models.items():
-        paths = (config.model.path, scoring)
-        places = (str(working_dir / path) if is_there(working_dir / path) else path for path in paths)
-        try:
-            folders = [hugging_face.find_model(place, job_environ(environ, config.launch.env)) for place in places]
-        except ConfigError:
-            continue
-        own, others = map(read_vocabulary, folders)
+    found = {key: tokenizer.read_vocabulary(own) for key, own in _model_folders(config, working_dir, environ).items()}
+    for key in config.scoring_models:
+        own, others = found.get("model.path"), found.get(key)
         if own is not None and others is not None:
-            compare_vocabularies(config, key, own, others)
+            tokenizer.compare_vocabularies(config, key, own, others)
 
 
 def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
