@@ -140,9 +140,10 @@ def _example(place: _Place, detail: Any) -> str:
     """Return the text after an error: the choices of a name, or an example of a section or list; else ""."""
     if detail["type"] == "union_tag_not_found":
         return f". Built in: {', '.join(name for name in place.variants if name != OWN)}"
-    if detail["type"] not in ("model_type", "dict_type", "list_type"):
-        return ""
     given, info = detail["input"], place.section.model_fields.get(place.keys[-1])
+    null = ", or null" if info is not None and type(None) in get_args(info.annotation) else ""
+    if detail["type"] not in ("model_type", "dict_type", "list_type"):
+        return null
     kinds = [place.section] if place.keys[-1].isdigit() else list(sections_in(info.annotation)) if info else []
     defaults = {name: each.default for kind in kinds[:1] for name, each in kind.model_fields.items()}
     text = str(given) if isinstance(given, str | int | float) and not isinstance(given, bool) else ""
@@ -156,7 +157,6 @@ def _example(place: _Place, detail: Any) -> str:
     if not section and (first := next(iter([*defaults, *own]), "")):
         default = defaults[first] if isinstance(defaults.get(first), str | int | float) else "VALUE"
         section = f"{{{first}: {text or default}}}"
-    null = ", or null" if info is not None and type(None) in get_args(info.annotation) else ""
     return f", such as {section or '{KEY: VALUE}'}{null}" + (f". Valid here: {', '.join(defaults)}" if defaults else "")
 
 

@@ -22,16 +22,7 @@ from typing import Any
 
 from hpc_grpo.config import Config, LaunchConfig, SourceConfig
 from hpc_grpo.config.resources import check_fits, expects_gpus, node_demand
-from hpc_grpo.data import tokenizer
-from hpc_grpo.data.encoder import (
-    as_json,
-    check_item,
-    completion_text,
-    held_out_below,
-    prompt_hashes,
-    refuse_share,
-    with_messages,
-)
+from hpc_grpo.data import encoder, tokenizer
 from hpc_grpo.data.fingerprint import local_fingerprints
 from hpc_grpo.data.sources import open_source, read_items
 from hpc_grpo.data.stream import reward_fields
@@ -51,7 +42,7 @@ from hpc_grpo.preflight.prefetch import DATA_FILES, Item, is_generated, is_there
 from hpc_grpo.preflight.user_code import is_importable, signature_in, wrong_function
 from hpc_grpo.registry import names_function
 from hpc_grpo.rewards import Group
-from hpc_grpo.run.adapter import refuse_wrong_lora
+from hpc_grpo.run.adapter import is_adapter, refuse_wrong_lora
 from hpc_grpo.run.frozen_config import read_inputs, refuse_changed
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system import hugging_face
@@ -95,6 +86,7 @@ def refusals(
     unlike = {config.model_dump_json(exclude={"run"}): config for config in configs}  # `run` changes no answer
     checks: list[tuple[str, Callable[[], object]]] = []
     for config in configs:
+        checks.append(("run folder", RunDir(config.run_path).refuse_unwritable_root))
         if (run := RunDir(config.run_path)).has_config():
             # Check this first: relative paths in another run's config start at another folder.
             checks.append(("run folder", partial(refuse_other_config, run, config)))
@@ -195,8 +187,9 @@ def environments_finding(config: Config, context: Context) -> Finding:
     for key, (source, environment) in config.environments.items():
         try:
             item = next(read_items(source), {})
-            check_item(source, item, 0)
-            first_answer(key, environment, reward_fields(json.loads(as_json(source, item, 0)), source.answer_field))
+            encoder.check_item(source, item, 0)
+            row = json.loads(encoder.as_json(source, item, 0))
+            first_answer(key, environment, reward_fields(row, source.answer_field))
         except ConfigError as error:
             errors[str(error)] = None
     began = ", ".join(dict.fromkeys(environment.name for _, environment in config.environments.values()))
@@ -435,10 +428,10 @@ def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
         if place.is_file() and place.suffix in _TEXT_ROWS:
             number = -1
             for number, row in enumerate(islice(read_items(source), _MAX_CHECKED_ROWS)):
-                check_item(source, row, number, config.data.images)
-                with_messages(source, row, number)
+                encoder.check_item(source, row, number, config.data.images)
+                encoder.with_messages(source, row, number)
                 if config.needs.labels:
-                    completion_text(source, row, number)
+                    encoder.completion_text(source, row, number)
             if number < 0:
                 raise ConfigError(f"Data set {place} is empty. It must hold at least one item.")
 
@@ -446,7 +439,7 @@ def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
 def refuse_wrong_share(config: Config, working_dir: Path) -> None:
     """Raise ConfigError if evals hold out none or all of the prompts. Does not check data that is not readable here."""
     if hashes := _hashes_to_split(config, working_dir):
-        refuse_share(config.data.held_out or 0.0, hashes)
+        encoder.refuse_share(config.data.held_out or 0.0, hashes)
 
 
 def small_evals(config: Config) -> Iterator[str]:
@@ -463,7 +456,8 @@ def small_evals(config: Config) -> Iterator[str]:
             for source, place in _sources(config, start, f"{key}.")
         )
     if hashes := _hashes_to_split(config, start):
-        sizes["data.held_out"] = _few(lambda: (each for each in hashes if each < held_out_below(data.held_out or 0.0)))
+        below = encoder.held_out_below(data.held_out or 0.0)
+        sizes["data.held_out"] = _few(lambda: (each for each in hashes if each < below))
     for key, num_prompts in sizes.items():
         if num_prompts < _FEW_PROMPTS:
             half_solved = ([float(each % 2) for each in range(number)] for number in (int(num_prompts), 100))
@@ -479,7 +473,7 @@ def _hashes_to_split(config: Config, working_dir: Path) -> Iterator[int] | None:
     is_split = config.eval.every is not None and config.data.held_out is not None and config.data.images is None
     sources = [*_sources(config, working_dir, "data.train.")]
     is_known = is_split and all(has_rows(place) for _, place in sources)
-    return chain.from_iterable(prompt_hashes(source) for source, _ in sources) if is_known else None
+    return chain.from_iterable(encoder.prompt_hashes(source) for source, _ in sources) if is_known else None
 
 
 def has_rows(place: Path | None) -> bool:
@@ -580,7 +574,8 @@ def missing_inputs(config: Config, working_dir: Path) -> Iterator[tuple[str, str
     for key, name, path in _local_paths(config, working_dir):
         place = working_dir / path
         if not is_there(place):
-            yield key, f"{key} = {name}: there is no {place}"
+            fix = f": set model.adapter={name}, and {key} to its base" if is_adapter(f"{place.parent}") else ""
+            yield key, f"{key} = {name}: there is no {place}{fix}"
         elif place.suffix == ".py" and (wrong := wrong_function(place, name.rpartition(":")[2])):
             yield key, f"{key} = {name}: {wrong}"
     launch = config.launch

@@ -153,6 +153,20 @@ def test_a_share_is_refused_where_evals_need_it_and_the_prompts_are_known(
         refuse_wrong_share(config, tmp_path)
 
 
+def test_the_folder_of_an_adapter_is_refused_with_its_own_key(queue: FakeQueue, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "adapter_config.json").write_text("{}")
+    refused = submit("model.path=./mine", "--dry-run").stderr
+    assert f"no {tmp_path}/mine/config.json: set model.adapter=./mine, and model.path to its base" in refused
+
+
+def test_a_file_in_place_of_the_folder_of_runs_is_refused(queue: FakeQueue, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(ROW)
+    refused = submit("model.path=org/m", "run.root=rows.jsonl", "--dry-run")
+    assert refused.exit_code == EXIT_CONFIG
+    assert "cannot be written (Not a directory). Set run.root to a folder" in refused.stderr
+
+
 def test_all_that_is_missing_is_one_error(queue: FakeQueue) -> None:
     shown = submit("model.path=./m", "data.train.path=a.json", "data.eval.path=b.json", "eval.every=2").stderr
     assert [line.split(" = ")[0].strip() for line in shown.splitlines() if " = " in line] == [
