@@ -23,18 +23,9 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.freeze import freeze, working_dir
 from hpc_grpo.launch.supervisor.attempt import run_attempt
 from hpc_grpo.preflight.prefetch import DATA_FILES, is_generated
+from hpc_grpo.run import evals
 from hpc_grpo.run.adapter import is_adapter
 from hpc_grpo.run.contract import EVAL_DRIVER
-from hpc_grpo.run.evals import (
-    ANSWER,
-    RESULT,
-    EvalRequest,
-    completions_file,
-    config_of_model,
-    eval_config,
-    new_eval_dir,
-    sample_config,
-)
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.paths import RunDir, step_dirs
@@ -71,9 +62,7 @@ with_options = together(
 )  # fmt: skip
 @click.option("--num", "num_samples", type=click.IntRange(1), metavar="N", help="Completions of each prompt.")
 @click.option("--max-items", type=click.IntRange(1), metavar="N", help="Only the first N items of each --data.")
-@click.option(
-    "--out", "output", type=click.Path(dir_okay=False, path_type=Path), help="Write the results to FILE, as JSON."
-)
+@click.option("--out", "output", type=click.Path(dir_okay=False, path_type=Path), help="Write results to FILE as JSON.")
 @JSON
 def evaluate(
     target: str,
@@ -101,17 +90,18 @@ def evaluate(
     subject = find_subject(target, options, data=paths).with_others([word for word in words if "=" not in word])
     data = [{"path": _named_data(path), "max_items": max_items} for path in paths]
     overrides = [word for word in words if "=" in word]
+    first = subject.first_model
     eval_dir, code = _evaluate(
-        subject, folder, options, overrides, lambda place: eval_config(subject.config, place, subject.first_model, data)
+        subject, folder, options, overrides, lambda place: evals.eval_config(subject.config, place, first, data)
     )
     if code == 0:
         if as_json:
-            echo_json(json.loads((eval_dir.path / RESULT).read_text()))
+            echo_json(json.loads((eval_dir.path / evals.RESULT).read_text()))
         else:
-            echo((eval_dir.path / ANSWER).read_text(), nl=False)
+            echo((eval_dir.path / evals.ANSWER).read_text(), nl=False)
         if output is not None:
-            shutil.copyfile(eval_dir.path / RESULT, output)
-        echo(f"Results: {output or eval_dir.path / RESULT}", err=True)
+            shutil.copyfile(eval_dir.path / evals.RESULT, output)
+        echo(f"Results: {output or eval_dir.path / evals.RESULT}", err=True)
     sys.exit(code)
 
 
@@ -126,14 +116,10 @@ def evaluate(
 )  # fmt: skip
 @click.option("--source", metavar="NAME", help="Use the template of this source of data.train. Default: the first.")
 @click.option(
-    "--play",
-    type=click.IntRange(1),
-    metavar="N",
+    "--play", type=click.IntRange(1), metavar="N",
     help="Play N episodes in the run's environment, with its first N rows.",
-)
-@click.option(
-    "--interactive", is_flag=True, help="Chat in the terminal. The model runs in this process, without engines."
-)
+)  # fmt: skip
+@click.option("--interactive", is_flag=True, help="Chat in the terminal. This process runs the model, without engines.")
 @JSON
 def sample(
     target: str,
@@ -171,7 +157,7 @@ def sample(
         if prompts:
             shown = {} if column is None else {column: list(images)}
             file.write_text("".join(json.dumps({**shown, "prompt": prompt}) + "\n" for prompt in prompts))
-        return sample_config(subject.config, place, subject.first_model, str(file), source, play)
+        return evals.sample_config(subject.config, place, subject.first_model, str(file), source, play)
 
     if interactive:
         if options["num_samples"] is not None:
@@ -183,10 +169,10 @@ def sample(
     eval_dir, code = _evaluate(subject, folder, options, sets, configure, prompts, plays=play is not None)
     if code == 0:
         if as_json:
-            said = {model: read_jsonl(completions_file(eval_dir, model)) for model in subject.models}
+            said = {model: read_jsonl(evals.completions_file(eval_dir, model)) for model in subject.models}
             echo_json([{"model": model, **line} for model, lines in said.items() for line in lines])
         else:
-            echo((eval_dir.path / ANSWER).read_text(), nl=False)
+            echo((eval_dir.path / evals.ANSWER).read_text(), nl=False)
         shutil.rmtree(eval_dir.path)
     sys.exit(code)
 
@@ -231,7 +217,7 @@ def find_subject(target: str, options: dict[str, Any], data: Sequence[str]) -> S
     if settings_of is not None:
         config = load_request(settings_of, []).config
     elif data:
-        config = config_of_model(target, data[0])
+        config = evals.config_of_model(target, data[0])
     else:
         raise ConfigError(
             "A MODEL has no eval set: give a data set (--data PATH), or a config that has one (--config CONFIG)."
@@ -307,7 +293,7 @@ def _evaluate(
     Changes the working directory. The attempt prints to stderr; the caller prints the answer to stdout. Removes the
     folder if the config is refused.
     """
-    folder = new_eval_dir(parent or subject.folder)
+    folder = evals.new_eval_dir(parent or subject.folder)
     os.chdir(subject.working_dir)
     try:
         config = configure(folder)
@@ -318,8 +304,11 @@ def _evaluate(
         freeze(with_overrides(config, every), sys.argv, every)
     except ConfigError:
         shutil.rmtree(folder.path)
+        if parent is None:
+            with suppress(OSError):  # other evals are in it
+                folder.path.parent.rmdir()
         raise
-    EvalRequest(subject.models, prompts, plays).save(folder)
+    evals.EvalRequest(subject.models, prompts, plays).save(folder)
     with redirect_stdout(sys.stderr):
         code = run_attempt(folder, EVAL_DRIVER, comes_back=True)  # the caller then prints the answer
     if code != 0:

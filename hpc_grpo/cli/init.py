@@ -102,11 +102,11 @@ def is_asked() -> bool:
 def _values(name: str, model: str, data: str, fields: dict[str, Any], reward: str, eval_set: str) -> dict[str, Any]:
     """Return the config without its length and placement. Raises ConfigError for a number that is no share."""
     try:
-        share = float(eval_set)
+        share = float(eval_set.removesuffix("%"))
     except ValueError:
         evals: dict[str, Any] = {"eval": {"path": eval_set, **fields}}
     else:
-        if not 0.0 < share < 1.0:
+        if not 0.0 < share < 1.0 or "%" in eval_set:
             raise ConfigError(f"--eval = {eval_set} must be a file, or a share above 0 and below 1, such as 0.05.")
         evals = {"held_out": share}
     return {

@@ -164,6 +164,8 @@ def with_exported(config: Config, exported: dict[str, str]) -> Config:
 
 def read_shell_config(path: Path) -> ShellConfig:
     """Source the file and collect what it set. Raises ConfigError with bash's own message."""
+    if b"\r\n" in path.read_bytes():
+        raise ConfigError(f"{path} has Windows line ends. Remove them: sed -i 's/\\r$//' {shlex.quote(str(path))}")
     # A setting in the caller's shell must not count as a setting of the file.
     before = {name: value for name, value in os.environ.items() if name not in _OWN}
     kind, count, *rest = _sourced(path, before)

@@ -123,13 +123,15 @@ def serve(
     """
     from hpc_grpo.grading.server import RewardServer
 
+    rewards, _ = _rewards(name, rewards_of, **settings)
     if len(token := os.environ.get(token_env, "")) < LEAST_TOKEN_LENGTH:
+        found = f"has {len(token)} characters" if token else "is not set"
         raise ConfigError(
-            f"{token_env} has {len(token)} characters and must have {LEAST_TOKEN_LENGTH} at least: a reward server "
-            f"executes code, and everybody on the network reaches it. Set it to the token of the runs, for example "
-            f"to the output of openssl rand -hex 16."
+            f"{token_env} {found}; it must have at least {LEAST_TOKEN_LENGTH} characters: a reward server executes "
+            f"code for everybody who reaches {host}. Set it to the token of the runs, for example to the output of "
+            f"openssl rand -hex 16."
         )
-    with _opened(_rewards(name, rewards_of, **settings)[0], workers) as pool:
+    with _opened(rewards, workers) as pool:
         try:
             server = RewardServer((host, port), pool, token)
         except OSError as error:
@@ -182,7 +184,7 @@ def _rewards(
 ) -> tuple[Sequence[RewardConfig], Sequence[str | None]]:
     """Return the rewards, and the answer fields of the config's training data."""
     if (name is None) == (rewards_of is None) or (rewards_of and (args or pass_env)):
-        raise click.UsageError("Give --reward NAME, with --arg KEY=VALUE, or --config CONFIG.")
+        raise click.UsageError("Give either --reward NAME, with --arg KEY=VALUE, or --config CONFIG.")
     if name is None:
         config = load_request(str(rewards_of), []).config
         sources = [source for _, source in config.data.sources(for_eval=False)]

@@ -61,11 +61,9 @@ from hpc_grpo.types import GIB
     "--gpus", "--gpus-per-node", "gpus_per_node", type=click.IntRange(0), metavar="N", help="launch.slurm.gpus_per_node"
 )
 @click.option(
-    "--time",
-    type=slurm_time,
-    metavar="TIME",
+    "--time", type=slurm_time, metavar="TIME",
     help="launch.slurm.time_min: 90 (minutes), 24:00:00, 1-12:30, as for sbatch.",
-)
+)  # fmt: skip
 @click.option("--partition", help="launch.slurm.partition")
 @click.option("--account", help="launch.slurm.account")
 @click.option("--sbatch", multiple=True, metavar="KEY=VALUE", help="A further option for sbatch, such as qos=long.")
@@ -76,23 +74,17 @@ from hpc_grpo.types import GIB
 @click.option("--one-job", is_flag=True, help="No follow-on job: the run stops at the job's end, with a checkpoint.")
 @click.option("--until-complete", is_flag=True, hidden=True, help="The default.")
 @click.option(
-    "--sweep",
-    multiple=True,
-    metavar="KEY=V1,V2",
+    "--sweep", multiple=True, metavar="KEY=V1,V2",
     help="Submit a run for each value, as one array. Several: a run for each combination.",
-)
+)  # fmt: skip
 @click.option(
-    "--seeds",
-    type=click.IntRange(1),
-    metavar="N",
+    "--seeds", type=click.IntRange(1), metavar="N",
     help="Train each combination of values with N seeds, from run.seed on.",
-)
+)  # fmt: skip
 @click.option(
-    "--at-once",
-    type=click.IntRange(1),
-    metavar="N",
+    "--at-once", type=click.IntRange(1), metavar="N",
     help="Largest number of a sweep's tasks that run at once. Follow-on jobs do not count.",
-)
+)  # fmt: skip
 @click.option("--after", default="", metavar="JOBID", help="Start after this job has ended, also if it failed.")
 @click.option("--parsable", is_flag=True, help="Print the job id only.")
 @click.option(

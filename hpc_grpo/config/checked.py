@@ -17,7 +17,7 @@ _SECTION = "must be a section: keys with values"
 _IN_PLAIN_WORDS = {
     "model_type": _SECTION, "dict_type": _SECTION, "union_tag_not_found": "must be a name, or a section with a name",
     "path_type": "must be a path", "list_type": "must be a list",
-    "string_type": "must be a text: put it in quotes",
+    "string_type": "must be a text: put it in quotes; in a shell: 'KEY=\"VALUE\"'",
     "int_type": "must be a whole number", "int_parsing": "must be a whole number",
     "int_from_float": "must be a whole number", "float_type": "must be a number", "float_parsing": "must be a number",
     "bool_type": "must be true or false", "bool_parsing": "must be true or false",
@@ -71,6 +71,11 @@ def checked(
         raise InvalidConfigError(origin, lines) from None
 
 
+def meant_key(key: str, root: type[Section]) -> str:
+    """Return the key of `root` that an unknown key probably means; "" if no key is clear."""
+    return _in_another_section(key, _place(root, key.split(".")), root)
+
+
 def _in_another_section(key: str, place: _Place, root: type[BaseModel]) -> str:
     """Return the key in another section that an unknown key probably means; "" if no key is clear."""
     *_, last = place.keys
@@ -82,7 +87,9 @@ def _in_another_section(key: str, place: _Place, root: type[BaseModel]) -> str:
     below = [each for each in place.valid_below if "." in each and each.rpartition(".")[2] in words]
     if below and place.section is not root:
         return f"{key.removesuffix(last)}{below[0]}"
-    elsewhere = [each for each in everywhere if each.endswith(f".{last}")]
+    if same := next((each for each in everywhere if "." in key and each.endswith(f".{key}")), ""):
+        return same
+    elsewhere = [each for each in everywhere if each.endswith(f".{last}") and each.count(".") == 1]
     return elsewhere[0] if len(elsewhere) == 1 else ""
 
 
@@ -94,7 +101,8 @@ def _explained(place: _Place, detail: Any, root: type[BaseModel]) -> str:
         if colon and name in place.valid:
             return f"{key!r}: unknown key. Write a space after the colon: {name}: {rest}"
         meant = ours if (ours := _OTHER_WORDS.get(last)) in place.valid_below else last
-        near, valid = nearest(str(meant), place.valid_below), ", ".join(place.valid)
+        shown = {each: ".".join([*parents, each]) for each in place.valid_below if "." in each}
+        near, valid = nearest(str(meant), place.valid_below, shown), ", ".join(place.valid)
         if near == "." and "extra" in place.valid:
             near = f"; an option of sbatch is {'.'.join(parents)}.extra.{last}."
         if place.chosen is None:
@@ -132,9 +140,10 @@ def _example(place: _Place, detail: Any) -> str:
     """Return the text after an error: the choices of a name, or an example of a section or list; else ""."""
     if detail["type"] == "union_tag_not_found":
         return f". Built in: {', '.join(name for name in place.variants if name != OWN)}"
-    if detail["type"] not in ("model_type", "dict_type", "list_type"):
-        return ""
     given, info = detail["input"], place.section.model_fields.get(place.keys[-1])
+    null = ", or null" if info is not None and type(None) in get_args(info.annotation) else ""
+    if detail["type"] not in ("model_type", "dict_type", "list_type"):
+        return null
     kinds = [place.section] if place.keys[-1].isdigit() else list(sections_in(info.annotation)) if info else []
     defaults = {name: each.default for kind in kinds[:1] for name, each in kind.model_fields.items()}
     text = str(given) if isinstance(given, str | int | float) and not isinstance(given, bool) else ""
@@ -148,7 +157,6 @@ def _example(place: _Place, detail: Any) -> str:
     if not section and (first := next(iter([*defaults, *own]), "")):
         default = defaults[first] if isinstance(defaults.get(first), str | int | float) else "VALUE"
         section = f"{{{first}: {text or default}}}"
-    null = ", or null" if info is not None and type(None) in get_args(info.annotation) else ""
     return f", such as {section or '{KEY: VALUE}'}{null}" + (f". Valid here: {', '.join(defaults)}" if defaults else "")
 
 
@@ -163,7 +171,7 @@ def _as_section(kind: type[BaseModel], text: str) -> str:
 
 def in_plain_words(detail: Any) -> str:
     """Return what a value must be, from one error of pydantic."""
-    if detail["type"] == "string_type" and detail["input"] is None:
+    if detail["type"] == "string_type" and isinstance(detail["input"], list | dict | None):
         return "must be a text"
     message: str = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be", 1)
     message = message.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
@@ -188,10 +196,10 @@ class _Place:
 
     @property
     def valid_below(self) -> list[str]:
-        """List the valid keys of the section and of its inner sections: the user may have misplaced the key."""
+        """List the valid keys of the section and of all sections in it: the user may have misplaced the key."""
         fields = self.section.model_fields.items()
-        pairs = ((name, kind) for name, info in fields for kind in sections_in(info.annotation))
-        below = (f"{name}.{inner}" for name, kind in pairs for inner in kind.model_fields)
+        pairs = ((name, kind) for name, info in fields for kind in sections_in(info.annotation, items=False))
+        below = (f"{name}.{inner}" for name, kind in pairs for inner in _Place([], kind).valid_below)
         return [*self.valid, *dict.fromkeys(below)]
 
 

@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from hpc_grpo.config.checked import sections_in
+from hpc_grpo.config.checked import meant_key, sections_in
 from hpc_grpo.config.schema import Config
 from hpc_grpo.errors import ConfigError, nearest
 from hpc_grpo.section import OWN, ByName, variants
@@ -30,7 +30,9 @@ def describe(config: Config, keys: Sequence[str] = (), *, only_changed: bool = F
     names = [line.partition(" = ")[0] for line in lines]
     for key in keys:
         if not any(_is_below(name, key) for name in names):
-            raise ConfigError(f"The config has no key {key!r}{nearest(key, filter(None, names))}")
+            meant = meant_key(key, Config)
+            near = f"; did you mean {meant!r}?" if meant else nearest(key, filter(None, names))
+            raise ConfigError(f"The config has no key {key!r}{near}")
     if keys:
         lines = [line for line, name in zip(lines, names, strict=True) if any(_is_below(name, key) for key in keys)]
     if only_changed:

@@ -23,7 +23,7 @@ CONFIGS_DIR = Path(__file__).resolve().parents[2] / "configs"
 
 _DATA = "name it in data.train.path"
 _NO_CONFIGS = {".jsonl": _DATA, ".parquet": _DATA, ".arrow": _DATA, ".py": "name its function in rewards"}
-_NAMED = ("task", "loss", "loss.correction", "loss.advantage", "train.on_step")
+_NAMED = ("task", "environment", "loss", "loss.correction", "loss.advantage", "train.on_step")
 """Sections whose value may be only a name, such as `loss: grpo`."""
 
 _LENGTHS = {"train.total_steps", "train.total_episodes", "train.total_epochs"}

@@ -99,15 +99,19 @@ def refuse_missing_processor(config: Config, folder: Path) -> None:
         )
 
 
-def _load_tokenizer(key: str, path: str) -> Any:
-    from transformers import AutoTokenizer
-
+def refuse_missing_tokenizer(key: str, path: str) -> None:
+    """Raise ConfigError for a folder without a tokenizer: transformers would make one with an empty vocabulary."""
     if Path(path).is_dir() and not any(any(Path(path).glob(name)) for name in _TOKENIZER_FILES):
-        # transformers would make a tokenizer with an empty vocabulary from config.json.
         raise ConfigError(
             f"{key} = {path!r}: the folder has no tokenizer (tokenizer.json or another of its files). Copy the files "
             f"of the original model's tokenizer into the folder."
         )
+
+
+def _load_tokenizer(key: str, path: str) -> Any:
+    from transformers import AutoTokenizer
+
+    refuse_missing_tokenizer(key, path)
     return _load(AutoTokenizer, "tokenizer", key, path)
 
 
@@ -115,11 +119,11 @@ def _load(kind: Any, what: str, key: str, path: str) -> Any:
     refuse_missing_folder(path, key)
     try:
         return kind.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError, ImportError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    except Exception as error:  # transformers raises errors of many types for damaged files
+        reason = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
         raise ConfigError(
-            f"{key} = {path!r}: no {what} can be loaded from it ({reason}). Give the folder of a Hugging Face model, "
-            "or fetch a named one first, on a login node: hpc-grpo cluster prefetch CONFIG."
+            f"{key} = {path!r}: no {what} can be loaded from it ({reason}). Give the complete folder of a Hugging Face "
+            "model, or fetch a named one first, on a login node: hpc-grpo cluster prefetch CONFIG."
         ) from error
 
 
@@ -158,7 +162,7 @@ def stop_token_ids(config: Config, tokenizer: Any) -> tuple[int, ...]:
 
     try:
         declared = GenerationConfig.from_pretrained(config.model.path).eos_token_id
-    except OSError:
+    except (OSError, TypeError):
         # Optional in the format: a model folder may come without generation_config.json.
         declared = None
     ids = set(declared if isinstance(declared, list) else [declared]) | {tokenizer.eos_token_id}

@@ -109,7 +109,8 @@ def read_script(path: Path, words: Sequence[str], program: str) -> tuple[list[st
     if arguments := [field[1:] for field in fields if field[0] == _ARGUMENTS and field[1:]]:
         return None, shlex.split(arguments[0], comments=True) if len(arguments) == 1 else arguments, told
     said = f" Bash says: {answer.said.splitlines()[-1]}." if answer.said else ""
-    raise ConfigError(f"{path} runs no command with {program}.{said} Give the command's own words instead.")
+    shown = program.replace("\\w", "").replace("\\", "")  # a pattern
+    raise ConfigError(f"{path} runs no command with {shown}.{said} Give the command's own words instead.")
 
 
 def dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -100,12 +100,13 @@ def counterpart(key: str, value: Any) -> str:
     if any(key == row.ours for each in systems for row in each.rows):
         return ""
     names = [(each, name) for each in systems for row in each.rows for name in (*row.names, *row.also)]
-    tails = [(each, name) for each, name in names if name.rpartition(".")[2] == tail]
+    wanted = key if tail in {row.ours.rpartition(".")[2] for each in systems for row in each.rows} else tail
+    tails = [(each, name) for each, name in names if f".{name}".endswith(f".{wanted}")]
     if section in ("", "train"):
         tails += [(each, tail) for each, name in names if "*" in name and "." not in name and fnmatchcase(tail, name)]
-    same = sorted(tails, key=lambda pair: not pair[1].endswith(key))
-    found = ((each.title, name, said) for each, name in same if (said := _said(each.rows, name, key, value)))
-    return next((f"{name} is {title}'s: {said}." for title, name, said in found), "")
+    found = [(name, each.title, said) for each, name in tails if (said := _said(each.rows, name, key, value))]
+    found.sort(key=lambda own: (own[0] != key, not own[2].startswith("here set"), not own[0].endswith(key)))
+    return next((f"{name} is {title}'s: {said}." for name, title, said in found), "")
 
 
 def _said(rows: Sequence[Row], name: str, key: str, value: Any) -> str:

@@ -174,7 +174,7 @@ def _take_up(run: RunDir, config: Config, now: Mapping[str, Any], accepts_change
         if not accepts_changes:
             raise ConfigError(
                 f"The run in {run.path} was started in {folder}, which is gone. Paths of its config are relative to "
-                f"it. Run in the folder that has them now: hpc-grpo submit (or train) {run.path} --accept-changes"
+                f"it. In the folder that has them now, repeat the command with --accept-changes."
             )
         folder = Path.cwd()
         source["working_dir"] = str(folder)

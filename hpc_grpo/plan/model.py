@@ -6,7 +6,6 @@ exact if the folder has safetensors files, whose headers list every tensor. Othe
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.system.hugging_face import find_model, read_header, weight_files
+from hpc_grpo.system.hugging_face import find_model, read_header, read_settings, weight_files
 from hpc_grpo.weights.contract import DENSE_ARCHITECTURES, MIXTURES, refuse_experts
 
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
@@ -154,12 +153,7 @@ def read_model(path: str, environ: Mapping[str, str], key: str = "model.path") -
         folder = find_model(path, environ, key)
     except ConfigError as error:
         raise ConfigError(f"{error} Or plan with the shape of a known size: --size {' | '.join(FAMILY)}.") from error
-    try:
-        settings = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder / 'config.json'} cannot be read as JSON: {error}") from error
-    if not isinstance(settings, dict):
-        raise ConfigError(f"{folder / 'config.json'} must hold a JSON object.")
+    settings = read_settings(folder)
     if key == "model.path":
         refuse_experts(settings, path)
     shape = read_shape(settings, f"{key} = {path}")

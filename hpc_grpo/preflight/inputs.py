@@ -22,19 +22,10 @@ from typing import Any
 
 from hpc_grpo.config import Config, LaunchConfig, SourceConfig
 from hpc_grpo.config.resources import check_fits, expects_gpus, node_demand
-from hpc_grpo.data.encoder import (
-    as_json,
-    check_item,
-    completion_text,
-    held_out_below,
-    prompt_hashes,
-    refuse_share,
-    with_messages,
-)
+from hpc_grpo.data import encoder, tokenizer
 from hpc_grpo.data.fingerprint import local_fingerprints
 from hpc_grpo.data.sources import open_source, read_items
 from hpc_grpo.data.stream import reward_fields
-from hpc_grpo.data.tokenizer import compare_vocabularies, read_vocabulary, refuse_missing_processor
 from hpc_grpo.episodes.builtin import check_built_in
 from hpc_grpo.episodes.workers import first_answer
 from hpc_grpo.errors import ConfigError
@@ -51,7 +42,7 @@ from hpc_grpo.preflight.prefetch import DATA_FILES, Item, is_generated, is_there
 from hpc_grpo.preflight.user_code import is_importable, signature_in, wrong_function
 from hpc_grpo.registry import names_function
 from hpc_grpo.rewards import Group
-from hpc_grpo.run.adapter import refuse_wrong_lora
+from hpc_grpo.run.adapter import is_adapter, refuse_wrong_lora
 from hpc_grpo.run.frozen_config import read_inputs, refuse_changed
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system import hugging_face
@@ -95,6 +86,7 @@ def refusals(
     unlike = {config.model_dump_json(exclude={"run"}): config for config in configs}  # `run` changes no answer
     checks: list[tuple[str, Callable[[], object]]] = []
     for config in configs:
+        checks.append(("run folder", RunDir(config.run_path).refuse_unwritable_root))
         if (run := RunDir(config.run_path)).has_config():
             # Check this first: relative paths in another run's config start at another folder.
             checks.append(("run folder", partial(refuse_other_config, run, config)))
@@ -121,6 +113,7 @@ def refusals(
         checks += [(INPUTS, partial(refuse_too_few_gpus, config)) for config in unlike.values()]
         checks.append(("partition", partial(refuse_what_cannot_start, configs[0].launch)))
     checks.append((DISK, partial(refuse_full_disk, configs, environ)))
+    checks += [(MODEL, partial(refuse_incomplete_models, config, start_of(config))) for config in unlike.values()]
     said = set()
     for check, refuse in checks:
         try:
@@ -194,8 +187,9 @@ def environments_finding(config: Config, context: Context) -> Finding:
     for key, (source, environment) in config.environments.items():
         try:
             item = next(read_items(source), {})
-            check_item(source, item, 0)
-            first_answer(key, environment, reward_fields(json.loads(as_json(source, item, 0)), source.answer_field))
+            encoder.check_item(source, item, 0)
+            row = json.loads(encoder.as_json(source, item, 0))
+            first_answer(key, environment, reward_fields(row, source.answer_field))
         except ConfigError as error:
             errors[str(error)] = None
     began = ", ".join(dict.fromkeys(environment.name for _, environment in config.environments.values()))
@@ -365,20 +359,24 @@ def _is_here(item: Item, environ: Mapping[str, str]) -> bool:
         return False
 
 
+def _model_folders(config: Config, working_dir: Path, environ: Mapping[str, str]) -> dict[str, Path]:
+    """Map the keys of the models that are on this machine to their folders."""
+    found = {}
+    for key, path in config.models.items():
+        name = str(working_dir / path) if is_there(working_dir / path) else path
+        with suppress(ConfigError):
+            found[key] = hugging_face.find_model(name, job_environ(environ, config.launch.env))
+    return found
+
+
 def refuse_unsupported_model(config: Config, working_dir: Path, environ: Mapping[str, str]) -> None:
     """Raise ConfigError if learners could not load a model, or not publish its weights to engines.
 
-    Does not check a model that is not on this machine, or whose config.json cannot be read.
+    Does not check a model that is not on this machine.
     """
-    for key, path in config.models.items():
-        name = str(working_dir / path) if is_there(working_dir / path) else path
-        try:
-            folder = hugging_face.find_model(name, job_environ(environ, config.launch.env))
-            settings = json.loads((folder / "config.json").read_text())
-        except (ConfigError, OSError, ValueError):
-            continue
-        if not isinstance(settings, dict):
-            continue
+    for key, folder in _model_folders(config, working_dir, environ).items():
+        path = config.models[key]
+        settings = hugging_face.read_settings(folder)
         of_text, source = settings.get("text_config") or settings, f"{key} = {path}"
         contract.refuse_uneven_heads(settings, config.train.sequence_parallel, source)
         contract.refuse_short_context(of_text.get("max_position_embeddings"), config, source)
@@ -387,11 +385,20 @@ def refuse_unsupported_model(config: Config, working_dir: Path, environ: Mapping
         if key != "model.path":
             continue
         contract.refuse_images(settings, path, config.data.images)
-        refuse_missing_processor(config, folder)
+        tokenizer.refuse_missing_processor(config, folder)
         if config.needs.rollouts or config.lora is not None:
             contract.refuse_experts(settings, path, has_adapter=config.lora is not None)
         contract.refuse_wrong_experts(settings, path, config)
         refuse_wrong_lora(config, folder, working_dir)
+
+
+def refuse_incomplete_models(config: Config, working_dir: Path) -> None:
+    """Raise ConfigError for a model's local folder without whole weights or, but for a critic, a tokenizer."""
+    for key, path in config.models.items():
+        if is_there(folder := working_dir / path):
+            hugging_face.check_weights(folder, is_local=True)
+            if key != "task.args.critic":
+                tokenizer.refuse_missing_tokenizer(key, str(folder))
 
 
 def refuse_unlike_vocabularies(config: Config, working_dir: Path, environ: Mapping[str, str]) -> None:
@@ -399,16 +406,11 @@ def refuse_unlike_vocabularies(config: Config, working_dir: Path, environ: Mappi
 
     Does not check models that are not on this machine, and tokenizers in other files. The driver checks them.
     """
-    for key, scoring in config.scoring_models.items():
-        paths = (config.model.path, scoring)
-        places = (str(working_dir / path) if is_there(working_dir / path) else path for path in paths)
-        try:
-            folders = [hugging_face.find_model(place, job_environ(environ, config.launch.env)) for place in places]
-        except ConfigError:
-            continue
-        own, others = map(read_vocabulary, folders)
+    found = {key: tokenizer.read_vocabulary(own) for key, own in _model_folders(config, working_dir, environ).items()}
+    for key in config.scoring_models:
+        own, others = found.get("model.path"), found.get(key)
         if own is not None and others is not None:
-            compare_vocabularies(config, key, own, others)
+            tokenizer.compare_vocabularies(config, key, own, others)
 
 
 def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
@@ -426,10 +428,10 @@ def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
         if place.is_file() and place.suffix in _TEXT_ROWS:
             number = -1
             for number, row in enumerate(islice(read_items(source), _MAX_CHECKED_ROWS)):
-                check_item(source, row, number, config.data.images)
-                with_messages(source, row, number)
+                encoder.check_item(source, row, number, config.data.images)
+                encoder.with_messages(source, row, number)
                 if config.needs.labels:
-                    completion_text(source, row, number)
+                    encoder.completion_text(source, row, number)
             if number < 0:
                 raise ConfigError(f"Data set {place} is empty. It must hold at least one item.")
 
@@ -437,7 +439,7 @@ def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
 def refuse_wrong_share(config: Config, working_dir: Path) -> None:
     """Raise ConfigError if evals hold out none or all of the prompts. Does not check data that is not readable here."""
     if hashes := _hashes_to_split(config, working_dir):
-        refuse_share(config.data.held_out or 0.0, hashes)
+        encoder.refuse_share(config.data.held_out or 0.0, hashes)
 
 
 def small_evals(config: Config) -> Iterator[str]:
@@ -454,7 +456,8 @@ def small_evals(config: Config) -> Iterator[str]:
             for source, place in _sources(config, start, f"{key}.")
         )
     if hashes := _hashes_to_split(config, start):
-        sizes["data.held_out"] = _few(lambda: (each for each in hashes if each < held_out_below(data.held_out or 0.0)))
+        below = encoder.held_out_below(data.held_out or 0.0)
+        sizes["data.held_out"] = _few(lambda: (each for each in hashes if each < below))
     for key, num_prompts in sizes.items():
         if num_prompts < _FEW_PROMPTS:
             half_solved = ([float(each % 2) for each in range(number)] for number in (int(num_prompts), 100))
@@ -470,7 +473,7 @@ def _hashes_to_split(config: Config, working_dir: Path) -> Iterator[int] | None:
     is_split = config.eval.every is not None and config.data.held_out is not None and config.data.images is None
     sources = [*_sources(config, working_dir, "data.train.")]
     is_known = is_split and all(has_rows(place) for _, place in sources)
-    return chain.from_iterable(prompt_hashes(source) for source, _ in sources) if is_known else None
+    return chain.from_iterable(encoder.prompt_hashes(source) for source, _ in sources) if is_known else None
 
 
 def has_rows(place: Path | None) -> bool:
@@ -571,7 +574,8 @@ def missing_inputs(config: Config, working_dir: Path) -> Iterator[tuple[str, str
     for key, name, path in _local_paths(config, working_dir):
         place = working_dir / path
         if not is_there(place):
-            yield key, f"{key} = {name}: there is no {place}"
+            fix = f": set model.adapter={name}, and {key} to its base" if is_adapter(f"{place.parent}") else ""
+            yield key, f"{key} = {name}: there is no {place}{fix}"
         elif place.suffix == ".py" and (wrong := wrong_function(place, name.rpartition(":")[2])):
             yield key, f"{key} = {name}: {wrong}"
     launch = config.launch

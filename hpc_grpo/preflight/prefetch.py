@@ -27,14 +27,9 @@ _MADE_HERE = "reasoning_gym:"
 _PACKAGES = ("huggingface_hub", "transformers", "datasets")
 _OFFLINE = dict.fromkeys(hugging_face.OFFLINE_VARIABLES, "1")
 _CACHE_VARIABLES = (
-    "HF_HOME",
-    "HF_HUB_CACHE",
-    "HUGGINGFACE_HUB_CACHE",
-    "HF_DATASETS_CACHE",
-    "HF_MODULES_CACHE",
-    "XDG_CACHE_HOME",
+    "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_DATASETS_CACHE", "HF_MODULES_CACHE", "XDG_CACHE_HOME",
     "HOME",
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ import glob
 import json
 import os
 import sys
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from hpc_grpo.data.loading import load_rows
 from hpc_grpo.data.sources import open_source
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.preflight.prefetch import Item, items_of
-from hpc_grpo.system.hugging_face import WEIGHT_FORMS, find_model, read_header, weight_files
+from hpc_grpo.system.hugging_face import WEIGHT_FORMS, check_weights, find_model
 
 _WEIGHTS = tuple(
     patterns
@@ -174,7 +173,7 @@ def _verify_model(config: Config, item: Item) -> tuple[Path, list[Path]]:
         tokenizer.stop_token_ids(config, loaded)
     if item.key in config.scoring_models:
         tokenizer.refuse_other_vocabularies(config)
-    check_weights(folder)
+    check_weights(folder, is_local=item.is_local)
     return folder, [file for file in folder.rglob("*") if file.is_file()]
 
 
@@ -183,31 +182,6 @@ def _verify_dataset(config: Config, item: Item, source: SourceConfig) -> tuple[P
     rows = load_rows(config, source, tokenizer.load_tokenizer(config), tokenizer_identity(config, os.environ))
     files = open_source(source).files() or list(rows.folder.iterdir())
     return files[0] if len(files) == 1 and item.is_local else files[0].parent, files
-
-
-def check_weights(folder: Path) -> None:
-    """Raise ConfigError for the first weight file that is missing or truncated. Loads no weights."""
-    files = weight_files(folder)
-    if not files:
-        forms = " nor ".join(WEIGHT_FORMS)
-        raise ConfigError(f"{folder} has no weights: neither {forms}, whole or in parts. Run prefetch.")
-    for file in files:
-        if not file.is_file():
-            raise ConfigError(f"{file} is missing: the index beside it names it. Run prefetch again.")
-        if not _is_whole(file):
-            raise ConfigError(
-                f"{file} ({file.stat().st_size:,} bytes) is cut short or damaged. Delete {file.resolve()} and run "
-                f"prefetch again."
-            )
-
-
-def _is_whole(file: Path) -> bool:
-    if file.suffix != ".safetensors":
-        return zipfile.is_zipfile(file)
-    try:
-        return read_header(file).file_bytes == file.stat().st_size
-    except ConfigError:
-        return False
 
 
 if __name__ == "__main__":

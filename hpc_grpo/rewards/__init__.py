@@ -61,7 +61,7 @@ class Group:
 
     def answer(self, *others: type) -> Any:
         """Return the reference answer: text, a number, or a type in `others`. Raises ConfigError for another type."""
-        fix = "Set data.*.answer_field to the column of the reference answer."
+        fix = "Set data.*.answer_field to the column of the reference answer; for reward test, give --answer."
         return self.column("answer", fix, str, int, float, *others)
 
 

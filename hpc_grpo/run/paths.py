@@ -129,6 +129,12 @@ class RunDir:
             self.path.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
             tempfile.TemporaryFile(dir=self.path).close()
 
+    def refuse_unwritable_root(self) -> None:
+        """Raise ConfigError if the directory can neither be created nor written."""
+        with writing(self.path, "Set run.root to a folder you can write to."):
+            there = next(each for each in (self.path, *self.path.parents) if os.path.lexists(each))
+            tempfile.TemporaryFile(dir=there).close()
+
     def refuse_read_only(self) -> None:
         """Raise ConfigError if this user cannot write to the directory, which exists."""
         if not os.access(self.path, os.W_OK):  # also on a full disk, which `disk clean` frees

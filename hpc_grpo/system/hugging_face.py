@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,6 +117,49 @@ def weight_files(folder: Path) -> list[Path]:
         if (folder / name).is_file():
             return [folder / name]
     return []
+
+
+def check_weights(folder: Path, *, is_local: bool) -> None:
+    """Raise ConfigError for the first weight file that is missing or truncated. Loads no weights.
+
+    `is_local`: the folder is the user's own, and prefetch does not download it.
+    """
+    again = "Run hpc-grpo cluster prefetch CONFIG without --verify-only."
+    if is_local:
+        again = "Copy the original model's files into the folder (in a clone of git: git lfs pull)."
+    files = weight_files(folder)
+    if not files:
+        raise ConfigError(f"{folder} has no weights: neither {' nor '.join(WEIGHT_FORMS)}, whole or in parts. {again}")
+    for file in files:
+        if not file.is_file():
+            raise ConfigError(f"{file} is missing: the index beside it names it. {again}")
+        if not _is_whole(file):
+            again = again if is_local else f"Delete {file.resolve()}. {again}"
+            raise ConfigError(
+                f"{file} ({file.stat().st_size:,} bytes) is cut short or damaged, or you may not read it. {again}"
+            )
+
+
+def _is_whole(file: Path) -> bool:
+    try:
+        if file.suffix == ".safetensors":
+            return read_header(file).file_bytes == file.stat().st_size
+        with file.open("rb") as stream:  # torch before 1.6 wrote a pickle, which begins with \x80
+            return stream.read(1) == b"\x80" or zipfile.is_zipfile(stream)
+    except (ConfigError, OSError):
+        return False
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Return the values of a model's config.json. Raises ConfigError if it does not describe a model."""
+    file = folder / "config.json"
+    try:
+        settings = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read as JSON: {error}") from error
+    if not isinstance(settings, dict) or "model_type" not in settings:
+        raise ConfigError(f"{file} must hold a JSON object with model_type. Copy the original model's file.")
+    return settings
 
 
 def read_header(file: Path) -> WeightsHeader:

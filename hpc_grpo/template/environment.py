@@ -5,7 +5,6 @@ Imports neither torch nor Ray: templates run before Ray.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -17,7 +16,7 @@ from hpc_grpo.config import Config
 from hpc_grpo.engine.vllm import engine_environment
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.contract import PYTHON_VARIABLES
-from hpc_grpo.system.hugging_face import find_model
+from hpc_grpo.system.hugging_face import find_model, read_settings
 
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 _GPU_LEARNER_THREADS = 16
@@ -89,8 +88,8 @@ def prepare(kind: str, config: Config) -> list[str]:
     on_gpu = uses_cuda(config)
     os.environ.update(_environment(kind, config, on_gpu=on_gpu))
     try:
-        model_type = json.loads((find_model(config.model.path) / "config.json").read_text())["model_type"]
-    except (ConfigError, OSError, ValueError, KeyError, TypeError):  # the driver will refuse the model's folder
+        model_type = read_settings(find_model(config.model.path))["model_type"]
+    except ConfigError:  # the driver will refuse the model's folder
         model_type = "auto"
     model_type = str(model_type).removesuffix("_text")  # gemma3_text is in the modules of gemma3
     return [module.format(model_type=model_type, device="gpu" if on_gpu else "cpu") for module in MODULES[kind]]

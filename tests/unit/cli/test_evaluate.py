@@ -64,6 +64,17 @@ def run(tmp_path: Path) -> RunDir:
     return run
 
 
+@pytest.mark.parametrize("words", [("--play", "2"), ("hi", "--source", "foo"), ("hi", "--set", "lr=2")])
+def test_a_refused_command_leaves_no_folder_and_none_of_the_users_is_removed(
+    words: tuple[str, ...], run: RunDir, started: Started, tmp_path: Path
+) -> None:
+    assert call("model", "sample", str(run.path), *words).exit_code == EXIT_CONFIG
+    assert not run.evals.exists()
+    (tmp_path / "mine").mkdir()
+    assert call("model", "sample", str(run.path), *words, "--root", "mine").exit_code == EXIT_CONFIG
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
 def test_a_runs_newest_export_is_evaluated_on_its_eval_set_in_a_folder_below_the_run(
     run: RunDir, started: Started, tmp_path: Path
 ) -> None:

@@ -101,6 +101,7 @@ def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
     [
         ([], "--model and --data must be given"),
         (["--model", "org/m", "--data", "rows.jsonl", "--eval", "2"], "a share above 0 and below 1"),
+        (["--model", "org/m", "--data", "rows.jsonl", "--eval", "0.5%"], "a share above 0 and below 1"),
         (["--model", "org/m", "--data", "rows.jsonl", "--eval", "1e-9"], "would hold out 1e-09 of"),
         (["--model", "org/m", "--data", "one.jsonl"], "of 1 prompt, which is none of them or all. Give a file: --eval"),
         (["--model", "org/m", "--data", "odd.jsonl"], "has the columns x, and none has the name of a prompt"),

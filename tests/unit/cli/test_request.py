@@ -36,6 +36,7 @@ def script(folder: Path, text: str) -> Path:
             "critic is verl's: here set task=ppo, which has a critic. Its keys are in task.args.",
         ),
         ("algorithm={lam: 0.9}", "algorithm.lam is verl's: here set task=ppo task.args.gae_lambda=VALUE."),
+        ("model.torch_dtype=bfloat16", "torch_dtype is TRL's: here set model.dtype."),
         ("top_k=50", "top_k is TRL's: leave it out (top-k sampling is not supported: use top_p)."),
         ("train.warmup_ratio=0.1", "warmup_ratio is TRL's: here set train.warmup_steps."),
         ("trainer={total_epochs: 2}", "trainer.total_epochs is verl's: here set train.total_epochs."),
@@ -66,6 +67,9 @@ def test_a_key_of_another_system_is_an_error_with_the_key_here(override: str, li
         ("data.path", "data.train.path"),
         ("launch.gpus", "launch.slurm.gpus_per_node"),
         ("model.name", "path"),
+        ("eval.path", "data.eval.path"),
+        ("train.path", "data.train.path"),
+        ("data.eval_path", "data.eval.path"),
     ],
 )
 def test_a_key_in_the_wrong_section_is_an_error_with_its_place(key: str, place: str) -> None:
@@ -75,10 +79,23 @@ def test_a_key_in_the_wrong_section_is_an_error_with_its_place(key: str, place: 
     assert line.startswith(f"  {key}: unknown key; did you mean {place!r}?")
 
 
+@pytest.mark.parametrize("override", ["data.test.path=x", "data.train.weight=2"])
+def test_no_key_is_suggested_that_belongs_elsewhere_or_cannot_be_set(override: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_request("local/debug", [override])
+    (line,) = str(caught.value).splitlines()[1:]
+    assert ": unknown key. Valid here: " in line
+
+
 def test_a_misspelt_key_of_no_system_is_an_error_of_one_line() -> None:
     with pytest.raises(ConfigError) as caught:
         load_request("local/debug", ["train.lrr={a: 1}"])
     assert len(str(caught.value).splitlines()) == 2
+
+
+def test_a_script_with_the_line_ends_of_windows_is_refused_with_the_cure(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"run\.sh has Windows line ends\. Remove them: sed -i "):
+        read_shell_config(script(tmp_path, "TRAINING_ARGS=(local/debug)\r\n"))
 
 
 def test_an_array_keeps_words_with_spaces(tmp_path: Path) -> None:

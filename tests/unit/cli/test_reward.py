@@ -40,7 +40,10 @@ def test_a_file_of_the_users_is_scored_too(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (("maths", "--completion", "4"), "did you mean 'math'?"),
-        (("math", "--completion", "4"), "answer_field"),
+        (
+            ("math", "--completion", "4"),
+            "answer_field to the column of the reference answer; for reward test, give --a",
+        ),
         (("repetition", "--completion", "4", "--arg", "ngram=0"), "greater than 0"),
         (("regex", "--completion", "4", "--arg", "patern=x"), "unknown key; did you mean 'pattern'?"),
         (("regex", "--completion", "4", "--arg", "pattern"), "must be KEY=VALUE"),
@@ -52,6 +55,18 @@ def test_what_would_end_a_run_ends_the_command_with_its_reason(words: tuple[str,
     done = call("reward", "test", *words, *QUESTION)
     assert done.exit_code == 78
     assert message in done.stderr
+
+
+def test_a_server_without_a_token_says_who_could_reach_it_after_what_the_command_lacks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("HPC_GRPO_REWARD_TOKEN", raising=False)
+    assert "Give either --reward NAME" in call("reward", "serve").stderr
+    unset = call("reward", "serve", "--reward", "math").stderr
+    assert "HPC_GRPO_REWARD_TOKEN is not set; it must have at least 16 characters" in unset
+    assert "executes code for everybody who reaches 127.0.0.1." in unset
+    monkeypatch.setenv("HPC_GRPO_REWARD_TOKEN", "abc")
+    assert "HPC_GRPO_REWARD_TOKEN has 3 characters; it must" in call("reward", "serve", "--reward", "math").stderr
 
 
 def test_a_file_is_scored_line_by_line_and_failures_are_named(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from hpc_grpo.system.disk import Room
 from hpc_grpo.types import GIB
 from tests.support.command import call
 from tests.support.configs import minimal_config
+from tests.support.model_folders import make_model
 from tests.support.places import FakeQueue
 
 
@@ -152,6 +153,20 @@ def test_a_share_is_refused_where_evals_need_it_and_the_prompts_are_known(
         refuse_wrong_share(config, tmp_path)
 
 
+def test_the_folder_of_an_adapter_is_refused_with_its_own_key(queue: FakeQueue, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "adapter_config.json").write_text("{}")
+    refused = submit("model.path=./mine", "--dry-run").stderr
+    assert f"no {tmp_path}/mine/config.json: set model.adapter=./mine, and model.path to its base" in refused
+
+
+def test_a_file_in_place_of_the_folder_of_runs_is_refused(queue: FakeQueue, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(ROW)
+    refused = submit("model.path=org/m", "run.root=rows.jsonl", "--dry-run")
+    assert refused.exit_code == EXIT_CONFIG
+    assert "cannot be written (Not a directory). Set run.root to a folder" in refused.stderr
+
+
 def test_all_that_is_missing_is_one_error(queue: FakeQueue) -> None:
     shown = submit("model.path=./m", "data.train.path=a.json", "data.eval.path=b.json", "eval.every=2").stderr
     assert [line.split(" = ")[0].strip() for line in shown.splitlines() if " = " in line] == [
@@ -276,7 +291,9 @@ def test_an_offline_job_needs_its_inputs_in_the_cache(queue: FakeQueue, tmp_path
     assert submit(*words, "launch.env.HF_HOME=$OF_THE_JOB/c", "launch.env.HF_HUB_OFFLINE='1'").exit_code == 0
     for folder in ("models--org--m/snapshots/a", "datasets--org--rows"):
         (tmp_path / "cache" / "hub" / folder).mkdir(parents=True)
-    (tmp_path / "cache" / "hub" / "models--org--m" / "snapshots" / "a" / "config.json").write_text("{}")
+    (tmp_path / "cache" / "hub" / "models--org--m" / "snapshots" / "a" / "config.json").write_text(
+        '{"model_type": "qwen2"}'
+    )
     assert submit(*words, "launch.env.HF_HUB_OFFLINE='1'").exit_code == 0
     assert "Not in the cache" not in submit(*words, "--dry-run").stdout
 
@@ -292,11 +309,36 @@ def test_a_name_of_the_hub_is_one_although_another_folder_holds_a_clone(
     assert len(queue.requests) == 2
 
 
+BROKEN = [
+    ("config.json", b"{", "config.json cannot be read as JSON"),
+    ("config.json", b"[]", "config.json must hold a JSON object with model_type"),
+    ("config.json", b"{}", "config.json must hold a JSON object with model_type"),
+    ("pytorch_model.bin", b"version https://git-lfs.github.com/spec/v1\n", "is cut short or damaged"),
+    ("pytorch_model.bin", None, "has no weights: neither model.safetensors nor pytorch_model.bin"),
+    ("tokenizer.json", None, "the folder has no tokenizer"),
+]
+
+
+@pytest.mark.parametrize(("file", "content", "says"), BROKEN)
+def test_a_folder_that_holds_no_whole_model_is_refused(
+    file: str, content: bytes | None, says: str, queue: FakeQueue, tmp_path: Path
+) -> None:
+    make_model(tmp_path / "qwen", {})
+    assert submit("model.path=./qwen", "--dry-run").exit_code == 0
+    if content is None:
+        (tmp_path / "qwen" / file).unlink()
+    else:
+        (tmp_path / "qwen" / file).write_bytes(content)
+    refused = submit("model.path=./qwen", "--dry-run")
+    assert (refused.exit_code, refused.stderr.count("error: ")) == (EXIT_CONFIG, 1)
+    assert says in refused.stderr
+    assert "# submit would refuse this. " in refused.stdout
+
+
 def test_a_folder_of_the_run_is_checked_from_everywhere(
     queue: FakeQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "models" / "x").mkdir(parents=True)
-    (tmp_path / "models" / "x" / "config.json").touch()
+    make_model(tmp_path / "models" / "x", {})
     (tmp_path / "other").mkdir()
     words = ["model.path=models/x", f"run.root={tmp_path}/runs"]
     assert submit(*words).exit_code == 0
@@ -381,8 +423,8 @@ def test_gpus_that_suffice_or_that_slurm_is_asked_for_otherwise_are_accepted(
 
 
 def test_a_mixture_of_experts_is_refused_before_it_queues(queue: FakeQueue, tmp_path: Path) -> None:
-    (tmp_path / "moe").mkdir()
-    (tmp_path / "moe" / "config.json").write_text('{"architectures": ["MixtralForCausalLM"], "num_local_experts": 8}')
+    settings = {"model_type": "phimoe", "architectures": ["MixtralForCausalLM"], "num_local_experts": 8}
+    make_model(tmp_path / "moe", settings)
     refused = submit("model.path=./moe")
     assert refused.exit_code == EXIT_CONFIG
     assert "model.path = ./moe: MixtralForCausalLM is a mixture of experts (num_local_experts = 8)" in refused.stderr
@@ -447,8 +489,7 @@ def test_what_does_not_go_with_a_models_experts_is_refused_before_it_queues(
 def test_a_run_on_images_without_images_or_processor_is_refused_before_it_queues(
     row: dict[str, str], file: str, says: str | None, queue: FakeQueue, tmp_path: Path
 ) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl", "vision_config": {}}))
+    make_model(tmp_path / "model", {"model_type": "qwen2_5_vl", "vision_config": {}})
     (tmp_path / "model" / file).write_text("{}")
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     words = ("model.path=./model", "data.train.path=rows.jsonl", "data.images=image", "data.template=chat")
@@ -470,8 +511,7 @@ def test_a_model_that_scores_with_other_tokens_is_refused_before_it_queues(
     ids: dict[str, int], is_refused: bool, words: list[str], queue: FakeQueue, tmp_path: Path
 ) -> None:
     for name, vocabulary in (("student", {"a": 0}), ("teacher", {key: ids[key] for key in ids if key != "b"})):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text("{}")
+        make_model(tmp_path / name, {})
         added = [{"content": "b", "id": 1 if name == "student" else ids["b"]}]
         written = {"model": {"vocab": vocabulary}, "added_tokens": added}
         (tmp_path / name / "tokenizer.json").write_text(json.dumps(written))
@@ -525,8 +565,7 @@ def test_a_model_whose_context_is_too_short_is_refused_before_it_queues(queue: F
 def test_submit_refuses_a_run_whose_checkpoints_have_no_room(
     queue: FakeQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "qwen").mkdir()
-    (tmp_path / "qwen" / "config.json").write_text(json.dumps(QWEN_7B))
+    make_model(tmp_path / "qwen", QWEN_7B)
     words = ["local/debug", "model.path=./qwen", "data.train.path=org/rows", "eval.every=null"]
     monkeypatch.setattr(plan_disk, "room_in", lambda _: Room(50 * GIB, "left of the user quota"))
     result = call("submit", *words)

@@ -28,6 +28,7 @@ from hpc_grpo.run.lock import RunLock
 from hpc_grpo.run.paths import CELLS, RunDir, tokenized_data
 from hpc_grpo.system.disk import Room
 from tests.support.command import call
+from tests.support.model_folders import make_model
 from tests.support.places import FakeQueue
 from tests.support.run_builder import RunBuilder
 from tests.support.slurm_programs import SlurmPrograms
@@ -123,8 +124,7 @@ def test_more_steps_take_complete_runs_up_again(queue: FakeQueue, root: Path) ->
 
 
 def test_the_disk_must_hold_all_runs_at_once(queue: FakeQueue, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (root.parents[1] / "qwen").mkdir(parents=True)
-    (root.parents[1] / "qwen" / "config.json").write_text(json.dumps(QWEN_7B))
+    make_model(root.parents[1] / "qwen", QWEN_7B)
     words = ["model.path=./qwen", "--sweep", "train.lr=1e-6,2e-6", "--seeds", "2"]
     one = disk_budget(plan_of(load_config("local/debug", ["model.path=./qwen"]), {}, GH200), Room(0, "")).sure_bytes
     monkeypatch.setattr(plan_disk, "room_in", lambda _: Room(4 * one - 1, "left of the user quota"))

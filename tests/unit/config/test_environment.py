@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hpc_grpo.config.describe import describe
+from hpc_grpo.config.load import overridden
 from hpc_grpo.config.rules import check_rules
 from hpc_grpo.errors import ConfigError
 from tests.support.configs import minimal_config
@@ -54,6 +55,16 @@ def test_a_source_of_a_mix_has_an_environment_of_its_own_and_the_rewards_of_the_
 def test_what_cannot_be_played_is_refused(sections: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told.replace("?", r"\?")):
         check_rules(minimal_config(**sections))
+
+
+def test_an_environment_by_its_bare_name_takes_further_keys() -> None:
+    values = overridden({}, ["environment=game.py:Game", "environment.max_tokens=64"])
+    assert values == {"environment": {"name": "game.py:Game", "max_tokens": 64}}
+
+
+def test_an_unknown_key_to_describe_has_the_suggestion_of_an_unknown_override() -> None:
+    with pytest.raises(ConfigError, match=r"no key 'lr'; did you mean 'train\.lr'\?"):
+        describe(minimal_config(), ["lr"])
 
 
 def test_a_config_with_an_environment_is_described() -> None:

@@ -116,6 +116,18 @@ def test_a_folder_without_a_tokenizer_is_refused_though_transformers_would_make_
         load_tokenizer(minimal_config(model={"path": str(tmp_path)}))
 
 
+@pytest.mark.parametrize(
+    ("file", "content"), [("config.json", "[]"), ("tokenizer.json", "[]"), ("tokenizer_config.json", '"x"')]
+)
+def test_a_damaged_file_of_a_tokenizer_is_one_clear_error(
+    file: str, content: str, tmp_path: Path, make_tokenizer: Callable[..., Any]
+) -> None:
+    make_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / file).write_text(content)
+    with pytest.raises(ConfigError, match=r"model\.path = .*: no tokenizer can be loaded from it \(\w+Error: "):
+        load_tokenizer(minimal_config(model={"path": str(tmp_path)}))
+
+
 def test_every_loader_is_told_not_to_run_code() -> None:
     untold = set()
     for path in sorted(Path(hpc_grpo.__file__).parent.rglob("*.py")):

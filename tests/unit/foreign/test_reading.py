@@ -91,7 +91,7 @@ def test_a_script_may_hold_its_words_in_training_args(tmp_path: Path) -> None:
 
 
 def test_a_command_inside_a_longer_word_is_no_command(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"runs no command with grpo.* Give the command's own words instead"):
+    with pytest.raises(ConfigError, match=r"runs no command with grpo\*\.py\. Give the command's own words instead"):
         read_script(script(tmp_path, 'srun bash -c "python grpo.py --a"\n'), [], GRPO)
 
 

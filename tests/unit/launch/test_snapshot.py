@@ -95,7 +95,7 @@ def test_a_start_folder_that_is_gone_is_refused_until_another_is_accepted(config
     written = json.loads(run.source.read_text())
     del written["digest"]
     run.source.write_text(json.dumps({**written, "working_dir": str(tmp_path / "gone")}))
-    with pytest.raises(ConfigError, match=r"was started in .*gone, which is gone"):
+    with pytest.raises(ConfigError, match=r"in .*gone, which is gone.*, repeat the command with --accept-changes"):
         freeze(config, ["submit"], [])
     freeze(config, ["submit"], [], accepts_changes=True)
     assert json.loads(run.source.read_text())["working_dir"] == str(tmp_path)

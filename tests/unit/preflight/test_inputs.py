@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from hpc_grpo.config import LaunchConfig
 from hpc_grpo.preflight.findings import Context, Finding
 from hpc_grpo.preflight.inputs import input_findings, missing_inputs
 from tests.support.configs import minimal_config
+from tests.support.model_folders import make_model
 
 PREFETCH = "hpc-grpo cluster prefetch CONFIG, on a login node"
 
@@ -40,10 +40,10 @@ def cached(home: Path, kind: str, name: str) -> Path:
 
 def test_a_model_folder_needs_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = context(model={"path": str(tmp_path)})
-    (tmp_path / "config.json").write_text("{}")
+    make_model(tmp_path, {}, left_out="pytorch_model.bin")
     found = model_finding(here)
     assert (found.status, found.fix) == ("failure", PREFETCH)
-    (tmp_path / "model.safetensors").touch()
+    make_model(tmp_path, {})
     assert model_finding(here) == Finding("ok", str(tmp_path))
     monkeypatch.chdir(tmp_path.parent)
     found = model_finding(context(model={"path": f"./{tmp_path.name}"}))
@@ -51,8 +51,7 @@ def test_a_model_folder_needs_weights(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_mixture_of_experts_is_a_failure_unless_nothing_is_sampled(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"architectures": ["OlmoeForCausalLM"], "num_experts": 64}')
-    (tmp_path / "model.safetensors").touch()
+    make_model(tmp_path, {"model_type": "olmoe", "architectures": ["OlmoeForCausalLM"], "num_experts": 64})
     found = model_finding(context(model={"path": str(tmp_path)}))
     assert (found.status, found.fix) == ("failure", "correct what the error names")
     assert "OlmoeForCausalLM is a mixture of experts (num_experts = 64)" in found.says
@@ -70,8 +69,7 @@ def test_a_mixture_of_experts_is_a_failure_unless_nothing_is_sampled(tmp_path: P
 def test_a_model_that_learners_cannot_compute_is_a_failure_whatever_it_is_trained_by(
     settings: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(settings))
-    (tmp_path / "model.safetensors").touch()
+    make_model(tmp_path, settings)
     for task in ("grpo", "sft"):
         found = model_finding(context(model={"path": str(tmp_path)}, task=task))
         assert found.status == "failure"
@@ -80,8 +78,7 @@ def test_a_model_that_learners_cannot_compute_is_a_failure_whatever_it_is_traine
 
 def test_a_model_by_name_is_found_in_the_cache_that_launch_env_names(tmp_path: Path) -> None:
     snapshot = cached(tmp_path, "models", "some/model")
-    (snapshot / "config.json").write_text("{}")
-    (snapshot / "model.safetensors").touch()
+    make_model(snapshot, {})
     launch = {"env": {"HF_HOME": "$MINE"}}
     found = model_finding(context({"MINE": str(tmp_path)}, model={"path": "some/model"}, launch=launch))
     assert (found.status, found.says) == ("ok", f"some/model is in {snapshot}")

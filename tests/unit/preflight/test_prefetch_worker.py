@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import pickle
+import re
 import socket
 import subprocess
 import sys
@@ -14,7 +16,8 @@ import pytest
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.preflight.prefetch import Item
-from hpc_grpo.preflight.prefetch_worker import check_weights, needed_files, problem
+from hpc_grpo.preflight.prefetch_worker import needed_files, problem
+from hpc_grpo.system.hugging_face import check_weights
 
 PARTS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"]
 
@@ -60,27 +63,43 @@ def test_every_part_of_the_weights_must_be_whole(tmp_path: Path) -> None:
     (tmp_path / PARTS[2]).write_text(json.dumps(index))
     (tmp_path / PARTS[0]).write_bytes(safetensors(50, kept=50))
     with pytest.raises(ConfigError, match=rf"{PARTS[1]} is missing"):
-        check_weights(tmp_path)
+        check_weights(tmp_path, is_local=True)
     (tmp_path / PARTS[1]).write_bytes(safetensors(50, kept=49))
     with pytest.raises(ConfigError, match=rf"{PARTS[1]} \(\d+ bytes\) is cut short"):
-        check_weights(tmp_path)
+        check_weights(tmp_path, is_local=True)
     (tmp_path / PARTS[1]).write_bytes(safetensors(50, kept=50))
-    check_weights(tmp_path)
+    check_weights(tmp_path, is_local=True)
 
 
 def test_a_torch_file_must_have_its_end(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "pytorch_model.bin", "w") as archive:
         archive.writestr("data.pkl", b"x" * 100)
-    check_weights(tmp_path)
+    check_weights(tmp_path, is_local=True)
     whole = (tmp_path / "pytorch_model.bin").read_bytes()
     (tmp_path / "pytorch_model.bin").write_bytes(whole[:100])
     with pytest.raises(ConfigError, match="cut short"):
-        check_weights(tmp_path)
+        check_weights(tmp_path, is_local=True)
 
 
 def test_a_folder_without_weights_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="has no weights"):
-        check_weights(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"has no weights.* Run hpc-grpo cluster prefetch CONFIG without --verify-only"
+    ):
+        check_weights(tmp_path, is_local=False)
+
+
+def test_a_folder_of_the_users_is_not_to_be_deleted_or_fetched(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(ConfigError, match=r"Delete .*/model\.safetensors\. Run hpc-grpo cluster prefetch CONFIG"):
+        check_weights(tmp_path, is_local=False)
+    with pytest.raises(ConfigError, match="Copy the original model's files into the folder") as error:
+        check_weights(tmp_path, is_local=True)
+    assert not re.search("[Dd]elete|prefetch", str(error.value))
+
+
+def test_a_torch_file_from_before_version_1_6_is_whole(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(0, protocol=2))
+    check_weights(tmp_path, is_local=True)
 
 
 def test_the_network_is_off_while_verifying() -> None:
