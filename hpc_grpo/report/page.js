@@ -7,6 +7,7 @@ let list = page.runs;
 const view = { focus: page.runs[0]?.name, compared: new Set(page.runs.length > 1 ? page.runs.slice(0, 6).map((run) => run.name) : []),
   pinned: null, smoothing: 0, of: "", filter: "all", text: "", chosen: 0, extra: new Set() };
 const lastOf = (values) => values.findLast((value) => value != null);
+const whole = (text) => text.replaceAll(" ", "\u00a0"); // no line ends between a number and its unit
 const counted = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 
 /** Build an element. Children become text nodes: what a model wrote is never markup. */
@@ -27,18 +28,18 @@ const faint = (name, share) => `color-mix(in srgb, ${color(name)} ${share}%, tra
 const FORMATS = {
   plain: (value) => (value === 0 ? "0" : Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : Math.abs(value) >= 100 ? value.toFixed(0)
     : Math.abs(value) >= 10 ? value.toFixed(1) : Math.abs(value) >= 0.01 ? value.toFixed(2) : value.toExponential(0).replace("e-", "e−")),
-  percent: (value) => `${Math.round(100 * value)} %`,
-  seconds: (value) => (value >= 172800 ? `${Math.floor(value / 86400)} d ${Math.round((value % 86400) / 3600)} h` : value >= 3600 ? `${Math.floor(value / 3600)} h ${Math.round((value % 3600) / 60)} min`
+  percent: (value) => whole(`${Math.round(100 * value)} %`),
+  seconds: (value) => whole(value >= 172800 ? `${Math.floor(value / 86400)} d ${Math.round((value % 86400) / 3600)} h` : value >= 3600 ? `${Math.floor(value / 3600)} h ${Math.round((value % 3600) / 60)} min`
     : value >= 100 ? `${Math.floor(value / 60)} min ${Math.round(value % 60)} s` : value >= 10 || value < 0.05 ? `${Math.round(value)} s` : `${value.toFixed(1)} s`),
-  gib: (value) => `${value.toFixed(1)} GiB`,
+  gib: (value) => whole(`${value.toFixed(1)} GiB`),
 };
 const tick = (value) => (value && Math.abs(value) < 1e-3 ? value.toExponential().replace("e-", "e−") : String(+value.toPrecision(6)));
 const two = (value) => (Math.abs(value) < 10 ? value.toFixed(2) : FORMATS.plain(value));
-const MOST_LINES = 12, COLORS = "abcdef", DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]], STROKES = ["solid", "dashed", "dotted", "double"];
+const MOST_LINES = 12, MOST_BEGUN = 20, COLORS = "abcdef", DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]], STROKES = ["solid", "dashed", "dotted", "double"];
 const GOOD = ["complete"], BAD = ["failed", "lost", "cancelled", "crash", "node_lost", "walltime", "killed", "config", "bringup_failed"], BUSY = ["training", "starting", "running"];
 const moodOf = (state) => (GOOD.includes(state) ? "good" : BAD.includes(state) ? "bad" : BUSY.includes(state) ? "busy" : "");
 const shapeOf = (state) => ({ good: "✓", bad: "✗", busy: "●" })[moodOf(state)] ?? "○";
-const PHASE_COLORS = { "bringing up Ray": "g", "loading the model": "f", generate: "b", train: "a", publish: "c", eval: "d", checkpoint: "e", other: "g" };
+const PHASE_COLORS = { "bringing up Ray": "ink", "loading the model": "soft", generate: "b", train: "a", publish: "c", eval: "d", checkpoint: "e", other: "f" };
 const phaseOf = (name) => name.replace(/^time\/|_s$/g, "").replace("generate_wait", "generate");
 const keyOf = (name) => ({ "--key": `var(--${name})` });
 
@@ -144,7 +145,7 @@ function draw(spec) {
   take();
   for (const line of spec.lines) {
     const stroke = () => color(line.color);
-    series.push({ stroke, width: line.width ?? 2, dash: DASHES[line.dash ?? 0], spanGaps: true, points: { show: line.points || steps.length < 40, size: line.points ? 9 : 5, fill: stroke },
+    series.push({ stroke, width: line.width ?? 2, dash: DASHES[line.dash ?? 0], spanGaps: true, points: { show: line.points ? (self, at, from, to) => self.data[at].slice(from, to + 1).filter((value) => value != null).length * 9 <= self.over.clientWidth : steps.length < 40, size: line.points ? 9 : 5, fill: stroke },
       ...(spec.stacked ? { width: 0, fill: stroke, points: { show: false }, ...(steps.length < 200 && { paths: uPlot.paths.bars({ size: [0.7, 44], radius: 0.08 }) }) } : {}) });
     if (spec.stacked) continue;
     series.push({ stroke: () => faint(line.color, 35), width: 1, spanGaps: true, points: { show: false } });
@@ -170,11 +171,11 @@ function draw(spec) {
       setScale: [(self, key) => { if (key === "x") byId("whole").hidden = self.scales.x.min <= steps[0] && self.scales.x.max >= steps.at(-1); }],
       drawClear: [(self) => { // where attempts began, and the pinned step
         const line = (step, fill, height) => {
-          const x = Math.round(self.valToPos(step, "x", true));
+          const x = Math.round(self.valToPos(step, "x", true) - devicePixelRatio / 2);
           self.ctx.fillStyle = fill;
-          if (x >= self.bbox.left) for (let y = 0; y < self.bbox.height; y += 2 * height) self.ctx.fillRect(x - devicePixelRatio / 2, self.bbox.top + y, devicePixelRatio, height);
+          if (x >= self.bbox.left) for (let y = 0; y < self.bbox.height; y += 2 * height) self.ctx.fillRect(x, self.bbox.top + y, devicePixelRatio, height);
         };
-        if (!isComparing()) for (const attempt of focus().attempts.slice(1)) line(attempt.first_step + 0.5, color("g"), 4 * devicePixelRatio);
+        if (!isComparing() && focus().attempts.length <= MOST_BEGUN) for (const attempt of focus().attempts.slice(1)) line(attempt.first_step + 0.5, color("g"), 4 * devicePixelRatio);
         line(steps[pinnedIndex()], faint("a", 45), self.bbox.height);
       }],
     },
@@ -212,7 +213,8 @@ function zoom(min, max) { for (const { chart } of drawn) chart.setScale("x", { m
 function tile(run, title, name, chart, format, better) {
   const values = (run.metrics[name]?.[0] ?? []).filter((value) => value != null);
   if (!values.length) return;
-  const first = values[0], last = values.at(-1), change = last - first;
+  const part = name === PASS ? 1 : Math.ceil(values.length / 10), sum = (own) => own.reduce((total, value) => total + value, 0);
+  const unit = format === "percent" ? 0.01 : 1e-9, change = Math.round((sum(values.slice(-part)) - sum(values.slice(0, part))) / part / unit) * unit;
   const low = Math.min(...values), high = Math.max(...values), y = (value) => 28 - (26 * (value - low)) / (high - low || 1);
   const said = format === "percent" ? `${Math.round(100 * Math.abs(change))} points` : FORMATS[format](Math.abs(change));
   const verdict = !better || !change ? "" : Math.sign(change) === better ? ", better" : ", worse";
@@ -220,7 +222,7 @@ function tile(run, title, name, chart, format, better) {
   for (const [key, value] of Object.entries({ viewBox: "0 0 100 30", preserveAspectRatio: "none", "aria-hidden": "true" })) svg.setAttribute(key, value);
   path.setAttribute("d", `M${values.map((value, index) => `${((100 * index) / (values.length - 1 || 1)).toFixed(2)} ${y(value).toFixed(2)}`).join("L")}`);
   svg.append(path);
-  byId("tiles").append(make("a", { class: "card tile", href: `#chart-${chart}`, act: (event) => { event.preventDefault(); byId(`chart-${chart}`)?.scrollIntoView(); } }, soft(title), make("b", {}, FORMATS[format](last)),
+  byId("tiles").append(make("a", { class: "card tile", href: `#chart-${chart}`, act: (event) => { event.preventDefault(); byId(`chart-${chart}`)?.scrollIntoView(); } }, soft(title), make("b", {}, FORMATS[format](values.at(-1))),
     make("span", { style: verdict ? { color: `var(--${verdict === ", better" ? "right" : "wrong"})` } : {} }, `${change > 0 ? "▲" : change < 0 ? "▼" : "="} ${said}${verdict}`), svg));
 }
 
@@ -368,7 +370,7 @@ function showHead() {
   byId("headline").replaceChildren(...(own ? [...(own.begin === own.end ? [] : [`${two(own.from)} `, make("i", {}, "→"), " "]), `${two(own.to)} `, own.low == null ? "" : make("small", {}, `[${two(own.low)}, ${two(own.high)}]`)] : [make("small", {}, "No step has ended yet.")]));
   byId("progress").hidden = isOver || !run.total_steps;
   byId("progress").firstChild.style.width = `${(100 * (run.step ?? 0)) / (run.total_steps || 1)}%`;
-  byId("said").textContent = [run.on_step, run.in_step && `Now ${run.in_step}.`, run.eta_s ? `About ${FORMATS.seconds(run.eta_s)} of training are left.` : "", own?.low == null ? "" : "In brackets: the 95% interval."].filter(Boolean).join(" ");
+  byId("said").textContent = [!page.live && !isOver && `As of ${clock(page.written)}.`, run.on_step, run.in_step && `Now ${run.in_step}.`, run.eta_s ? `About ${FORMATS.seconds(run.eta_s)} of training are left.` : "", own?.low == null ? "" : "In brackets: the 95% interval."].filter(Boolean).join(" ");
   const sets = run.held_out.filter((each) => each.steps.length > 1).slice(0, 1);
   byId("chips").replaceChildren(...sets.flatMap((each) => Object.entries(HELD_OUT).slice(1).map(([name, test]) => make("button", { class: "button", act: () => {
     Object.assign(view, { of: `eval ${each.set}`, filter: name, chosen: 0 }); showPrompts(); byId("rollouts-title").scrollIntoView(); } }, `${counted(each.prompts.filter(test).length, "prompt")} ${name}`))));
@@ -448,8 +450,7 @@ function refresh() {
   } else {
     for (const own of drawn) own.end();
     drawn = [];
-    byId("hero").replaceChildren();
-    byId("charts").replaceChildren();
+    for (const id of ["hero", "charts"]) byId(id).replaceChildren();
     charts.forEach(draw);
     signature = now;
     byId("more").replaceChildren(make("option", { value: "" }, "another metric …"), ...names.map((name) => make("option", {}, name)));
@@ -466,7 +467,7 @@ function refresh() {
 const renew = () => (page.live ? poll() : refresh());
 function showTheme(theme) {
   document.documentElement.dataset.theme = theme;
-  for (const { chart } of drawn) chart.redraw(false);
+  for (const { chart } of drawn) chart.redraw(); // the bars' paths contain their colors
 }
 
 // The dashboard ------------------------------------------------------------------------------------------------------
@@ -521,8 +522,7 @@ byId("closer").onclick = () => {
 };
 byId("theme").onclick = () => showTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
 const dark = matchMedia("(prefers-color-scheme: dark)");
-dark.onchange = () => showTheme(dark.matches ? "dark" : "light");
-showTheme(dark.matches ? "dark" : "light");
+(dark.onchange = () => showTheme(dark.matches ? "dark" : "light"))();
 refresh();
 if (page.live) {
   document.addEventListener("visibilitychange", poll);
