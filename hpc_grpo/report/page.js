@@ -391,7 +391,7 @@ function showEvals() {
   const { evals } = focus(), at = [...new Set(evals.flatMap((own) => own.points.map(([step]) => step)))].sort((one, other) => one - other);
   const chosen = at.length > 6 ? [...new Set([0, 1, 2, 3, 4, 5].map((index) => at[Math.floor((index * (at.length - 1)) / 5)]))] : at;
   byId("evals").hidden = !evals.length;
-  const cell = (point) => (point ? `${FORMATS.plain(point[1])}${point[2] == null ? "" : ` [${FORMATS.plain(point[2])}, ${FORMATS.plain(point[3])}]`}` : "–");
+  const cell = (point) => (point ? `${FORMATS.plain(point[1])}${point[2] == null ? "" : ` ${whole(`[${FORMATS.plain(point[2])}, ${FORMATS.plain(point[3])}]`)}`}` : "–");
   byId("evals-table").replaceChildren(table(at.length > chosen.length ? `${chosen.length} of ${at.length} evals` : "", ["metric", ...chosen.map((step) => `step ${step}`)],
     evals.map((own) => make("tr", {}, make("th", { scope: "row" }, own.name), chosen.map((step) => make("td", {}, cell(own.points.find(([other]) => other === step))))))));
 }
@@ -455,8 +455,7 @@ function refresh() {
     signature = now;
     byId("more").replaceChildren(make("option", { value: "" }, "another metric …"), ...names.map((name) => make("option", {}, name)));
   }
-  Object.assign(byId("step"), { min: 0, max: Math.max(0, steps.length - 1), disabled: steps.length < 2 });
-  byId("step").value = pinnedIndex();
+  Object.assign(byId("step"), { min: 0, max: Math.max(0, steps.length - 1), disabled: steps.length < 2, value: pinnedIndex() });
   byId("step-now").textContent = steps[pinnedIndex()] ?? "–";
   for (const { write } of drawn) write(pinnedIndex());
   const told = JSON.stringify([run.name, view.of, view.of.startsWith("eval") ? run.held_out.map((each) => each.steps) : [run.attempts.length, steps[pinnedIndex()]]]);

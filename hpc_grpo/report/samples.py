@@ -30,7 +30,8 @@ _USER = re.compile(
     r"(.*?)(?:<\|im_end\|>|<\|eot_id\|>|<end_of_turn>|\Z)",
     re.DOTALL,
 )
-"""The user's text in ChatML, Llama 3's and Gemma's chat templates."""
+_TOLD = re.compile(_USER.pattern.replace("user", "(?:user|tool|ipython)"), re.DOTALL)
+"""The user's text, and also a tool's, in ChatML, Llama 3's and Gemma's chat templates."""
 
 
 def rollout_files(run: RunDir, of_steps: Collection[int]) -> dict[int, Path]:
@@ -134,7 +135,7 @@ def _answer(line: Mapping[str, Any], is_right: Any) -> dict[str, Any]:
 
 def _turns(line: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return an episode's turns, their observations without the words of a known template; [] for a single answer."""
-    own, said = line.get("turns"), ["", *_USER.findall(str(line.get("completion", "")))]
+    own, said = line.get("turns"), ["", *_TOLD.findall(str(line.get("completion", "")))]
     turns = [turn for turn in (own if isinstance(own, list) else ()) if isinstance(turn, dict)]
     told = said if len(said) == len(turns) else [turn.get("observation", "") for turn in turns]
     return [
