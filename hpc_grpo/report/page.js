@@ -86,7 +86,7 @@ function chartsOf(run) {
     { id: "gpus", title: "GPU utilization", range: [0, 1], format: "percent", lines: matching(/^process\/gpu_utilization\/(.+)$/) },
     ...[...view.extra].map((name) => ({ id: `extra-${name}`, title: name, lines: one(name, "a") })),
   ];
-  for (const chart of charts) chart.lines = chart.lines.filter((line) => run.metrics[line.name]?.[0].some((value, index) => value != null && !(chart.stacked && run.steps[index] === 0))).slice(0, MOST_LINES);
+  for (const chart of charts) chart.lines = chart.lines.filter((line) => run.metrics[line.name]?.[0].some((value, index) => value != null && !(chart.stacked && run.steps[index] === 0))).slice(0, MOST_LINES).map((line) => ({ ...line, of: run.name }));
   return { charts: charts.filter((chart) => chart.lines.length), names };
 }
 
@@ -98,13 +98,13 @@ function chartsOver(runs) {
     { ...chart, id: index ? `learned-${index}` : "learned", hero: !index, title: line.label, lines: [line] })) : [chart]))
     .map((chart) => (chart.stacked ? { ...chart, stacked: false, lines: [{ name: "time/step_s" }] } : chart))
     .map((chart) => ({ ...chart, title: chart.lines.length > 1 ? `${chart.title}: ${chart.lines[0].label}` : chart.title, lines: runs.filter((run) => run.metrics[chart.lines[0].name])
-      .map((run) => { const at = runs.indexOf(run); return { name: chart.lines[0].name, run, label: run.name, color: COLORS[at % 6], dash: at % 4, points: chart.lines[0].points }; }) }))
+      .map((run) => { const at = runs.indexOf(run); return { name: chart.lines[0].name, of: run.name, label: run.name, color: COLORS[at % 6], dash: at % 4, points: chart.lines[0].points }; }) }))
     .filter((chart) => chart.lines.length);
 }
 
 /** The values of a line at `steps`: [mean, low, high], the last two null where it has neither an interval nor a band. */
 function valuesOf(line) {
-  const run = line.run ?? focus(), rows = run.metrics[line.name] ?? [], bounds = run.bounds[line.name];
+  const run = loaded.get(line.of), rows = run.metrics[line.name] ?? [], bounds = run.bounds[line.name];
   const found = bounds ? [rows[0], run.metrics[bounds[0]]?.[0], run.metrics[bounds[1]]?.[0]] : [rows[0], rows[1], rows[2]];
   if (run.steps === steps) return found;
   const at = new Map(run.steps.map((step, index) => [step, index]));
@@ -175,7 +175,8 @@ function draw(spec) {
           self.ctx.fillStyle = fill;
           if (x >= self.bbox.left) for (let y = 0; y < self.bbox.height; y += 2 * height) self.ctx.fillRect(x, self.bbox.top + y, devicePixelRatio, height);
         };
-        if (!isComparing() && focus().attempts.length <= MOST_BEGUN) for (const attempt of focus().attempts.slice(1)) line(attempt.first_step + 0.5, color("g"), 4 * devicePixelRatio);
+        const { attempts } = loaded.get(spec.lines[0].of);
+        if (!isComparing() && attempts.length <= MOST_BEGUN) for (const attempt of attempts.slice(1)) line(attempt.first_step + 0.5, color("g"), 4 * devicePixelRatio);
         line(steps[pinnedIndex()], faint("a", 45), self.bbox.height);
       }],
     },
@@ -184,7 +185,7 @@ function draw(spec) {
   /** Write what the lines say at a step, or did last before it. */
   function write(index) {
     spec.lines.forEach((line, number) => {
-      const [mean, low, high] = line.values, bounds = (line.run ?? focus()).bounds[line.name];
+      const [mean, low, high] = line.values, bounds = loaded.get(line.of).bounds[line.name];
       const at = spec.stacked ? index : indexAtOrBefore(mean, index);
       keys[number].replaceChildren(soft(line.label ? `${line.label} ` : `step ${steps[at]} `), make("b", {}, mean[at] == null ? "–" : format(mean[at])),
         bounds && low?.[at] != null ? ` [${format(low[at])}, ${format(high[at])}]` : "");
@@ -278,7 +279,8 @@ async function groupsOf(run, step) {
 
 let asked = 0;
 async function showPrompts() {
-  const run = focus(), turn = ++asked, sets = run.held_out;
+  const run = focus(), turn = ++asked, sets = run?.held_out;
+  if (!run) return; // on its way
   const of = sets.find((each) => `eval ${each.set}` === view.of), filters = of ? HELD_OUT : TRAINING;
   const step = run.rollout_steps.findLast((own) => own <= (steps[pinnedIndex()] ?? 0)) ?? run.rollout_steps[0];
   byId("rollouts").hidden = !sets.length && step == null;
@@ -436,10 +438,7 @@ function refresh() {
   if (!view.of) view.of = run.held_out.length ? `eval ${run.held_out[0].set}` : "training";
   const runs = isComparing() ? compared() : [run];
   steps = runs.length > 1 ? [...new Set(runs.flatMap((own) => own.steps))].sort((one, other) => one - other) : run.steps;
-  showHead();
-  showDiff();
-  showEvals();
-  showAttempts();
+  for (const show of [showHead, showDiff, showEvals, showAttempts]) show();
   const { names } = chartsOf(run), charts = steps.length ? (runs.length > 1 ? chartsOver(runs) : chartsOf(run).charts) : [];
   const now = JSON.stringify([runs.map((own) => own.name), charts.map((chart) => [chart.id, chart.lines.map((line) => [line.name, line.label])]), steps.length < 40, steps.length < 200]);
   byId("curves").hidden = byId("hero").hidden = !charts.length;

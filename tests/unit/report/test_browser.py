@@ -18,6 +18,7 @@ from playwright.sync_api import Browser, Dialog, Page, Request, sync_playwright
 from hpc_grpo.report import page as page_module
 from hpc_grpo.report.page import write_page
 from hpc_grpo.run.files import write_atomic
+from hpc_grpo.run.paths import RunDir
 from tests.support.run_builder import RunBuilder
 from tests.support.run_pages import CONFIG, HOSTILE, finished_run, write_steps
 from tests.unit.report.test_dashboard import served
@@ -338,3 +339,23 @@ def test_phases_stand_out_from_the_page_and_neighbors_from_each_other(
     assert all(contrast(phase, "card") >= 3 for phase in colors if phase != "card")
     greys = ("bringing up Ray", "loading the model", "other")
     assert all(contrast(one, other) > 1.4 for one, other in itertools.combinations(greys, 2))
+
+
+def test_the_dashboard_draws_on_while_it_compares_and_while_another_run_is_read(open_tab: Open, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write_steps(RunBuilder(tmp_path / name).run, range(3))
+    with served(tmp_path) as server:
+        tab = open_tab(server.url)
+        for name in ("one", "two"):
+            tab.page.locator(f'[data-of="box {name}"]').check()
+        tab.page.locator("#chart-learned li").nth(1).wait_for()
+        write_steps(RunDir(tmp_path / "two"), range(3, 11))
+        tab.page.locator("#chart-learned li", has_text="two 0.30 [0.10, 0.90]").wait_for()
+        RunBuilder(tmp_path / "three")
+        tab.page.route("**/api/run?run=three*", lambda route: None)
+        tab.page.locator('[data-of="name three"]').click()
+        tab.page.get_by_text("Reading three …").wait_for()
+        tab.page.evaluate("for (const { chart } of drawn) chart.redraw()")
+        tab.page.locator("#smoothing").press("ArrowRight")
+        tab.page.locator("#step").press("ArrowLeft")
+        tab.page.wait_for_timeout(300)
