@@ -25,12 +25,13 @@ const soft = (...text) => make("span", { class: "soft" }, ...text);
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const faint = (name, share) => `color-mix(in srgb, ${color(name)} ${share}%, transparent)`;
 
+const inTwo = (value, size, big, small) => whole(`${Math.floor(Math.round(value) / size)} ${big} ${Math.round(value) % size} ${small}`);
 const FORMATS = {
   plain: (value) => (value === 0 ? "0" : Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : Math.abs(value) >= 100 ? value.toFixed(0)
     : Math.abs(value) >= 10 ? value.toFixed(1) : Math.abs(value) >= 0.01 ? value.toFixed(2) : value.toExponential(0).replace("e-", "e−")),
   percent: (value) => whole(`${Math.round(100 * value)} %`),
-  seconds: (value) => whole(value >= 172800 ? `${Math.floor(value / 86400)} d ${Math.round((value % 86400) / 3600)} h` : value >= 3600 ? `${Math.floor(value / 3600)} h ${Math.round((value % 3600) / 60)} min`
-    : value >= 100 ? `${Math.floor(value / 60)} min ${Math.round(value % 60)} s` : value >= 10 || value < 0.05 ? `${Math.round(value)} s` : `${value.toFixed(1)} s`),
+  seconds: (value) => (value >= 172800 ? inTwo(value / 3600, 24, "d", "h") : value >= 3600 ? inTwo(value / 60, 60, "h", "min")
+    : value >= 100 ? inTwo(value, 60, "min", "s") : whole(value >= 10 || value < 0.05 ? `${Math.round(value)} s` : `${value.toFixed(1)} s`)),
   gib: (value) => whole(`${value.toFixed(1)} GiB`),
 };
 const tick = (value) => (value && Math.abs(value) < 1e-3 ? value.toExponential().replace("e-", "e−") : String(+value.toPrecision(6)));

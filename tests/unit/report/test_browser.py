@@ -240,8 +240,18 @@ def test_a_report_of_a_run_that_trains_says_when_it_was_written(open_tab: Open, 
     built.hold(1)
     built.state(1, step=2, eta_s=122.0)
     write_steps(built.run, range(3))
-    said = open_tab(write_page([built.run], tmp_path / "page.html")).text("#said")
+    tab = open_tab(write_page([built.run], tmp_path / "page.html"))
+    said = tab.text("#said")
     assert re.fullmatch(r"As of \d+ \w+, \d\d:\d\d\. .*About 2\xa0min\xa02\xa0s of training are left\..*", said)
+    spans = tab.page.evaluate("[3.46, 12, 959.7, 3630, 7199, 200000].map(FORMATS.seconds)")
+    assert [own.replace("\xa0", " ") for own in spans] == [
+        "3.5 s",
+        "12 s",
+        "16 min 0 s",
+        "1 h 1 min",
+        "2 h 0 min",
+        "2 d 8 h",
+    ]
 
 
 def test_a_tile_judges_by_the_first_and_the_last_tenth_of_the_steps(open_tab: Open, tmp_path: Path) -> None:
