@@ -7,6 +7,7 @@ let list = page.runs;
 const view = { focus: page.runs[0]?.name, compared: new Set(page.runs.length > 1 ? page.runs.slice(0, 6).map((run) => run.name) : []),
   pinned: null, smoothing: 0, of: "", filter: "all", text: "", chosen: 0, extra: new Set() };
 const lastOf = (values) => values.findLast((value) => value != null);
+const whole = (text) => text.replaceAll(" ", "\u00a0"); // no line ends between a number and its unit
 const counted = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 
 /** Build an element. Children become text nodes: what a model wrote is never markup. */
@@ -24,21 +25,22 @@ const soft = (...text) => make("span", { class: "soft" }, ...text);
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const faint = (name, share) => `color-mix(in srgb, ${color(name)} ${share}%, transparent)`;
 
+const inTwo = (value, size, big, small) => whole(`${Math.floor(Math.round(value) / size)} ${big} ${Math.round(value) % size} ${small}`);
 const FORMATS = {
   plain: (value) => (value === 0 ? "0" : Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : Math.abs(value) >= 100 ? value.toFixed(0)
     : Math.abs(value) >= 10 ? value.toFixed(1) : Math.abs(value) >= 0.01 ? value.toFixed(2) : value.toExponential(0).replace("e-", "e−")),
-  percent: (value) => `${Math.round(100 * value)} %`,
-  seconds: (value) => (value >= 172800 ? `${Math.floor(value / 86400)} d ${Math.round((value % 86400) / 3600)} h` : value >= 3600 ? `${Math.floor(value / 3600)} h ${Math.round((value % 3600) / 60)} min`
-    : value >= 100 ? `${Math.floor(value / 60)} min ${Math.round(value % 60)} s` : value >= 10 || value < 0.05 ? `${Math.round(value)} s` : `${value.toFixed(1)} s`),
-  gib: (value) => `${value.toFixed(1)} GiB`,
+  percent: (value) => whole(`${Math.round(100 * value)} %`),
+  seconds: (value) => (value >= 172800 ? inTwo(value / 3600, 24, "d", "h") : value >= 3600 ? inTwo(value / 60, 60, "h", "min")
+    : value >= 100 ? inTwo(value, 60, "min", "s") : whole(value >= 10 || value < 0.05 ? `${Math.round(value)} s` : `${value.toFixed(1)} s`)),
+  gib: (value) => whole(`${value.toFixed(1)} GiB`),
 };
 const tick = (value) => (value && Math.abs(value) < 1e-3 ? value.toExponential().replace("e-", "e−") : String(+value.toPrecision(6)));
 const two = (value) => (Math.abs(value) < 10 ? value.toFixed(2) : FORMATS.plain(value));
-const MOST_LINES = 12, COLORS = "abcdef", DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]], STROKES = ["solid", "dashed", "dotted", "double"];
+const MOST_LINES = 12, MOST_BEGUN = 20, COLORS = "abcdef", DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]], STROKES = ["solid", "dashed", "dotted", "double"];
 const GOOD = ["complete"], BAD = ["failed", "lost", "cancelled", "crash", "node_lost", "walltime", "killed", "config", "bringup_failed"], BUSY = ["training", "starting", "running"];
 const moodOf = (state) => (GOOD.includes(state) ? "good" : BAD.includes(state) ? "bad" : BUSY.includes(state) ? "busy" : "");
 const shapeOf = (state) => ({ good: "✓", bad: "✗", busy: "●" })[moodOf(state)] ?? "○";
-const PHASE_COLORS = { "bringing up Ray": "g", "loading the model": "f", generate: "b", train: "a", publish: "c", eval: "d", checkpoint: "e", other: "g" };
+const PHASE_COLORS = { "bringing up Ray": "ink", "loading the model": "soft", generate: "b", train: "a", publish: "c", eval: "d", checkpoint: "e", other: "f" };
 const phaseOf = (name) => name.replace(/^time\/|_s$/g, "").replace("generate_wait", "generate");
 const keyOf = (name) => ({ "--key": `var(--${name})` });
 
@@ -85,7 +87,7 @@ function chartsOf(run) {
     { id: "gpus", title: "GPU utilization", range: [0, 1], format: "percent", lines: matching(/^process\/gpu_utilization\/(.+)$/) },
     ...[...view.extra].map((name) => ({ id: `extra-${name}`, title: name, lines: one(name, "a") })),
   ];
-  for (const chart of charts) chart.lines = chart.lines.filter((line) => run.metrics[line.name]?.[0].some((value, index) => value != null && !(chart.stacked && run.steps[index] === 0))).slice(0, MOST_LINES);
+  for (const chart of charts) chart.lines = chart.lines.filter((line) => run.metrics[line.name]?.[0].some((value, index) => value != null && !(chart.stacked && run.steps[index] === 0))).slice(0, MOST_LINES).map((line) => ({ ...line, of: run.name }));
   return { charts: charts.filter((chart) => chart.lines.length), names };
 }
 
@@ -97,13 +99,13 @@ function chartsOver(runs) {
     { ...chart, id: index ? `learned-${index}` : "learned", hero: !index, title: line.label, lines: [line] })) : [chart]))
     .map((chart) => (chart.stacked ? { ...chart, stacked: false, lines: [{ name: "time/step_s" }] } : chart))
     .map((chart) => ({ ...chart, title: chart.lines.length > 1 ? `${chart.title}: ${chart.lines[0].label}` : chart.title, lines: runs.filter((run) => run.metrics[chart.lines[0].name])
-      .map((run) => { const at = runs.indexOf(run); return { name: chart.lines[0].name, run, label: run.name, color: COLORS[at % 6], dash: at % 4, points: chart.lines[0].points }; }) }))
+      .map((run) => { const at = runs.indexOf(run); return { name: chart.lines[0].name, of: run.name, label: run.name, color: COLORS[at % 6], dash: at % 4, points: chart.lines[0].points }; }) }))
     .filter((chart) => chart.lines.length);
 }
 
 /** The values of a line at `steps`: [mean, low, high], the last two null where it has neither an interval nor a band. */
 function valuesOf(line) {
-  const run = line.run ?? focus(), rows = run.metrics[line.name] ?? [], bounds = run.bounds[line.name];
+  const run = loaded.get(line.of), rows = run.metrics[line.name] ?? [], bounds = run.bounds[line.name];
   const found = bounds ? [rows[0], run.metrics[bounds[0]]?.[0], run.metrics[bounds[1]]?.[0]] : [rows[0], rows[1], rows[2]];
   if (run.steps === steps) return found;
   const at = new Map(run.steps.map((step, index) => [step, index]));
@@ -144,7 +146,7 @@ function draw(spec) {
   take();
   for (const line of spec.lines) {
     const stroke = () => color(line.color);
-    series.push({ stroke, width: line.width ?? 2, dash: DASHES[line.dash ?? 0], spanGaps: true, points: { show: line.points || steps.length < 40, size: line.points ? 9 : 5, fill: stroke },
+    series.push({ stroke, width: line.width ?? 2, dash: DASHES[line.dash ?? 0], spanGaps: true, points: { show: line.points ? (self, at, from, to) => self.data[at].slice(from, to + 1).filter((value) => value != null).length * 9 <= self.over.clientWidth : steps.length < 40, size: line.points ? 9 : 5, fill: stroke },
       ...(spec.stacked ? { width: 0, fill: stroke, points: { show: false }, ...(steps.length < 200 && { paths: uPlot.paths.bars({ size: [0.7, 44], radius: 0.08 }) }) } : {}) });
     if (spec.stacked) continue;
     series.push({ stroke: () => faint(line.color, 35), width: 1, spanGaps: true, points: { show: false } });
@@ -170,11 +172,12 @@ function draw(spec) {
       setScale: [(self, key) => { if (key === "x") byId("whole").hidden = self.scales.x.min <= steps[0] && self.scales.x.max >= steps.at(-1); }],
       drawClear: [(self) => { // where attempts began, and the pinned step
         const line = (step, fill, height) => {
-          const x = Math.round(self.valToPos(step, "x", true));
+          const x = Math.round(self.valToPos(step, "x", true) - devicePixelRatio / 2);
           self.ctx.fillStyle = fill;
-          if (x >= self.bbox.left) for (let y = 0; y < self.bbox.height; y += 2 * height) self.ctx.fillRect(x - devicePixelRatio / 2, self.bbox.top + y, devicePixelRatio, height);
+          if (x >= self.bbox.left) for (let y = 0; y < self.bbox.height; y += 2 * height) self.ctx.fillRect(x, self.bbox.top + y, devicePixelRatio, height);
         };
-        if (!isComparing()) for (const attempt of focus().attempts.slice(1)) line(attempt.first_step + 0.5, color("g"), 4 * devicePixelRatio);
+        const { attempts } = loaded.get(spec.lines[0].of);
+        if (!isComparing() && attempts.length <= MOST_BEGUN) for (const attempt of attempts.slice(1)) line(attempt.first_step + 0.5, color("g"), 4 * devicePixelRatio);
         line(steps[pinnedIndex()], faint("a", 45), self.bbox.height);
       }],
     },
@@ -183,7 +186,7 @@ function draw(spec) {
   /** Write what the lines say at a step, or did last before it. */
   function write(index) {
     spec.lines.forEach((line, number) => {
-      const [mean, low, high] = line.values, bounds = (line.run ?? focus()).bounds[line.name];
+      const [mean, low, high] = line.values, bounds = loaded.get(line.of).bounds[line.name];
       const at = spec.stacked ? index : indexAtOrBefore(mean, index);
       keys[number].replaceChildren(soft(line.label ? `${line.label} ` : `step ${steps[at]} `), make("b", {}, mean[at] == null ? "–" : format(mean[at])),
         bounds && low?.[at] != null ? ` [${format(low[at])}, ${format(high[at])}]` : "");
@@ -212,7 +215,8 @@ function zoom(min, max) { for (const { chart } of drawn) chart.setScale("x", { m
 function tile(run, title, name, chart, format, better) {
   const values = (run.metrics[name]?.[0] ?? []).filter((value) => value != null);
   if (!values.length) return;
-  const first = values[0], last = values.at(-1), change = last - first;
+  const part = name === PASS ? 1 : Math.ceil(values.length / 10), sum = (own) => own.reduce((total, value) => total + value, 0);
+  const unit = format === "percent" ? 0.01 : 1e-9, change = Math.round((sum(values.slice(-part)) - sum(values.slice(0, part))) / part / unit) * unit;
   const low = Math.min(...values), high = Math.max(...values), y = (value) => 28 - (26 * (value - low)) / (high - low || 1);
   const said = format === "percent" ? `${Math.round(100 * Math.abs(change))} points` : FORMATS[format](Math.abs(change));
   const verdict = !better || !change ? "" : Math.sign(change) === better ? ", better" : ", worse";
@@ -220,7 +224,7 @@ function tile(run, title, name, chart, format, better) {
   for (const [key, value] of Object.entries({ viewBox: "0 0 100 30", preserveAspectRatio: "none", "aria-hidden": "true" })) svg.setAttribute(key, value);
   path.setAttribute("d", `M${values.map((value, index) => `${((100 * index) / (values.length - 1 || 1)).toFixed(2)} ${y(value).toFixed(2)}`).join("L")}`);
   svg.append(path);
-  byId("tiles").append(make("a", { class: "card tile", href: `#chart-${chart}`, act: (event) => { event.preventDefault(); byId(`chart-${chart}`)?.scrollIntoView(); } }, soft(title), make("b", {}, FORMATS[format](last)),
+  byId("tiles").append(make("a", { class: "card tile", href: `#chart-${chart}`, act: (event) => { event.preventDefault(); byId(`chart-${chart}`)?.scrollIntoView(); } }, soft(title), make("b", {}, FORMATS[format](values.at(-1))),
     make("span", { style: verdict ? { color: `var(--${verdict === ", better" ? "right" : "wrong"})` } : {} }, `${change > 0 ? "▲" : change < 0 ? "▼" : "="} ${said}${verdict}`), svg));
 }
 
@@ -276,7 +280,8 @@ async function groupsOf(run, step) {
 
 let asked = 0;
 async function showPrompts() {
-  const run = focus(), turn = ++asked, sets = run.held_out;
+  const run = focus(), turn = ++asked, sets = run?.held_out;
+  if (!run) return; // on its way
   const of = sets.find((each) => `eval ${each.set}` === view.of), filters = of ? HELD_OUT : TRAINING;
   const step = run.rollout_steps.findLast((own) => own <= (steps[pinnedIndex()] ?? 0)) ?? run.rollout_steps[0];
   byId("rollouts").hidden = !sets.length && step == null;
@@ -368,7 +373,7 @@ function showHead() {
   byId("headline").replaceChildren(...(own ? [...(own.begin === own.end ? [] : [`${two(own.from)} `, make("i", {}, "→"), " "]), `${two(own.to)} `, own.low == null ? "" : make("small", {}, `[${two(own.low)}, ${two(own.high)}]`)] : [make("small", {}, "No step has ended yet.")]));
   byId("progress").hidden = isOver || !run.total_steps;
   byId("progress").firstChild.style.width = `${(100 * (run.step ?? 0)) / (run.total_steps || 1)}%`;
-  byId("said").textContent = [run.on_step, run.in_step && `Now ${run.in_step}.`, run.eta_s ? `About ${FORMATS.seconds(run.eta_s)} of training are left.` : "", own?.low == null ? "" : "In brackets: the 95% interval."].filter(Boolean).join(" ");
+  byId("said").textContent = [!page.live && !isOver && `As of ${clock(page.written)}.`, run.on_step, run.in_step && `Now ${run.in_step}.`, run.eta_s ? `About ${FORMATS.seconds(run.eta_s)} of training are left.` : "", own?.low == null ? "" : "In brackets: the 95% interval."].filter(Boolean).join(" ");
   const sets = run.held_out.filter((each) => each.steps.length > 1).slice(0, 1);
   byId("chips").replaceChildren(...sets.flatMap((each) => Object.entries(HELD_OUT).slice(1).map(([name, test]) => make("button", { class: "button", act: () => {
     Object.assign(view, { of: `eval ${each.set}`, filter: name, chosen: 0 }); showPrompts(); byId("rollouts-title").scrollIntoView(); } }, `${counted(each.prompts.filter(test).length, "prompt")} ${name}`))));
@@ -389,7 +394,7 @@ function showEvals() {
   const { evals } = focus(), at = [...new Set(evals.flatMap((own) => own.points.map(([step]) => step)))].sort((one, other) => one - other);
   const chosen = at.length > 6 ? [...new Set([0, 1, 2, 3, 4, 5].map((index) => at[Math.floor((index * (at.length - 1)) / 5)]))] : at;
   byId("evals").hidden = !evals.length;
-  const cell = (point) => (point ? `${FORMATS.plain(point[1])}${point[2] == null ? "" : ` [${FORMATS.plain(point[2])}, ${FORMATS.plain(point[3])}]`}` : "–");
+  const cell = (point) => (point ? `${FORMATS.plain(point[1])}${point[2] == null ? "" : ` ${whole(`[${FORMATS.plain(point[2])}, ${FORMATS.plain(point[3])}]`)}`}` : "–");
   byId("evals-table").replaceChildren(table(at.length > chosen.length ? `${chosen.length} of ${at.length} evals` : "", ["metric", ...chosen.map((step) => `step ${step}`)],
     evals.map((own) => make("tr", {}, make("th", { scope: "row" }, own.name), chosen.map((step) => make("td", {}, cell(own.points.find(([other]) => other === step))))))));
 }
@@ -434,10 +439,7 @@ function refresh() {
   if (!view.of) view.of = run.held_out.length ? `eval ${run.held_out[0].set}` : "training";
   const runs = isComparing() ? compared() : [run];
   steps = runs.length > 1 ? [...new Set(runs.flatMap((own) => own.steps))].sort((one, other) => one - other) : run.steps;
-  showHead();
-  showDiff();
-  showEvals();
-  showAttempts();
+  for (const show of [showHead, showDiff, showEvals, showAttempts]) show();
   const { names } = chartsOf(run), charts = steps.length ? (runs.length > 1 ? chartsOver(runs) : chartsOf(run).charts) : [];
   const now = JSON.stringify([runs.map((own) => own.name), charts.map((chart) => [chart.id, chart.lines.map((line) => [line.name, line.label])]), steps.length < 40, steps.length < 200]);
   byId("curves").hidden = byId("hero").hidden = !charts.length;
@@ -448,14 +450,12 @@ function refresh() {
   } else {
     for (const own of drawn) own.end();
     drawn = [];
-    byId("hero").replaceChildren();
-    byId("charts").replaceChildren();
+    for (const id of ["hero", "charts"]) byId(id).replaceChildren();
     charts.forEach(draw);
     signature = now;
     byId("more").replaceChildren(make("option", { value: "" }, "another metric …"), ...names.map((name) => make("option", {}, name)));
   }
-  Object.assign(byId("step"), { min: 0, max: Math.max(0, steps.length - 1), disabled: steps.length < 2 });
-  byId("step").value = pinnedIndex();
+  Object.assign(byId("step"), { min: 0, max: Math.max(0, steps.length - 1), disabled: steps.length < 2, value: pinnedIndex() });
   byId("step-now").textContent = steps[pinnedIndex()] ?? "–";
   for (const { write } of drawn) write(pinnedIndex());
   const told = JSON.stringify([run.name, view.of, view.of.startsWith("eval") ? run.held_out.map((each) => each.steps) : [run.attempts.length, steps[pinnedIndex()]]]);
@@ -466,7 +466,7 @@ function refresh() {
 const renew = () => (page.live ? poll() : refresh());
 function showTheme(theme) {
   document.documentElement.dataset.theme = theme;
-  for (const { chart } of drawn) chart.redraw(false);
+  for (const { chart } of drawn) chart.redraw(); // the bars' paths contain their colors
 }
 
 // The dashboard ------------------------------------------------------------------------------------------------------
@@ -521,8 +521,7 @@ byId("closer").onclick = () => {
 };
 byId("theme").onclick = () => showTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
 const dark = matchMedia("(prefers-color-scheme: dark)");
-dark.onchange = () => showTheme(dark.matches ? "dark" : "light");
-showTheme(dark.matches ? "dark" : "light");
+(dark.onchange = () => showTheme(dark.matches ? "dark" : "light"))();
 refresh();
 if (page.live) {
   document.addEventListener("visibilitychange", poll);

@@ -58,7 +58,7 @@ def write_page(runs: Sequence[RunDir], path: Path) -> Path:
             groups = read_groups(file, judged_by, MOST_ROLLOUT_BYTES // len(runs) // len(chosen))
             rollouts.append((f"rollouts-{len(data)}-{step}", clean(groups)))
         data.append({**found, "num_rollout_steps": len(found["rollout_steps"]), "rollout_steps": list(chosen)})
-    page = make_page({"runs": data}, rollouts)
+    page = make_page({"runs": data, "written": now}, rollouts)
     with writing(path):
         write_atomic(path, page, mode=0o600)
     return path
@@ -119,8 +119,7 @@ def run_data(run: RunDir, name: str, columns: MetricColumns, now: float) -> dict
     """Describe a run at `now`, in unix seconds. Reads `columns`. Omits rollouts of training."""
     columns.read()
     records = read_records(run)
-    config = {key: value for key, value in flat(read_values(run.config)).items() if value is not None}
-    summary, last = summarize(records, now), columns.last()
+    summary, last, config = summarize(records, now), columns.last(), flat(read_values(run.config))
     attempts = _attempts(records, columns, now)
     steps, metrics = columns.thinned(_MOST_POINTS)
     data = {
@@ -131,19 +130,19 @@ def run_data(run: RunDir, name: str, columns: MetricColumns, now: float) -> dict
         "bounds": {key: ends for key in metrics if (ends := bounds_of(key))[0] in metrics},
         "evals": _evals(columns),
         "held_out": held_out(run, columns.steps),
-        "rollout_steps": list(rollout_files(run, columns.steps)),
         "attempts": attempts,
         "alerts": find_alerts(records, summary, last),
-        "facts": _facts(records, config),
+        "facts": _facts(records, {key: value for key, value in config.items() if value is not None}),
         "wandb": _wandb_url(run),
-        "config": {key: str(value) for key, value in config.items()},
+        "config": {key: "null" if value is None else str(value) for key, value in config.items()},
     }
     columns_of = {
         printable(key): [[None if value is None else float(f"{value:.6g}") for value in row] for row in rows]
         for key, rows in metrics.items()
         if key != "attempt"
     }
-    return {**clean(data), "steps": steps, "metrics": columns_of}
+    rollout_steps = list(rollout_files(run, columns.steps))
+    return {**clean(data), "steps": steps, "metrics": columns_of, "rollout_steps": rollout_steps}
 
 
 def read_values(path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -29,7 +30,8 @@ _USER = re.compile(
     r"(.*?)(?:<\|im_end\|>|<\|eot_id\|>|<end_of_turn>|\Z)",
     re.DOTALL,
 )
-"""The user's text in ChatML, Llama 3's and Gemma's chat templates."""
+_TOLD = re.compile(_USER.pattern.replace("user", "(?:user|tool|ipython)"), re.DOTALL)
+"""The user's text, and also a tool's, in ChatML, Llama 3's and Gemma's chat templates."""
 
 
 def rollout_files(run: RunDir, of_steps: Collection[int]) -> dict[int, Path]:
@@ -63,7 +65,7 @@ def held_out(run: RunDir, of_steps: Collection[int]) -> list[dict[str, Any]]:
     """
     folder = run.rollouts(0).parent
     found = []
-    for name in ("", *sorted(path.name for path in folder.glob("*") if path.is_dir())):
+    for name in ("", *sorted(next(os.walk(folder), ("", [], []))[1])):
         files = step_dirs(folder / name, EVAL_FILES)
         steps = evenly_spread(sorted(files.keys() & of_steps), _MAX_EVALS)
         stamps = tuple((files[step], files[step].stat().st_mtime_ns) for step in steps)
@@ -81,12 +83,13 @@ def evenly_spread(steps: list[int], most: int) -> list[int]:
 @lru_cache(maxsize=16)
 def _through_time(files: tuple[tuple[Path, int], ...]) -> list[dict[str, Any]]:
     """Return the prompts with their completions in each file. `files` are (path, modification time)."""
-    ordinals = sorted({line["ordinal"] for path, _ in files[-1:] for line in read_jsonl(path) if _is_whole(line)})
+    asked_last = (line.get("ordinal") for path, _ in files[-1:] for line in read_jsonl(path))
+    ordinals = sorted({ordinal for ordinal in asked_last if isinstance(ordinal, int)})
     chosen = frozenset(ordinals[:: -(-len(ordinals) // _MAX_PROMPTS) or 1])
     prompts: dict[int, dict[str, Any]] = {}
     for position, (path, _) in enumerate(files):
         for line in read_jsonl(path):
-            if _is_whole(line) and (ordinal := line["ordinal"]) in chosen:
+            if isinstance(ordinal := line.get("ordinal"), int) and ordinal in chosen:
                 prompt = prompts.setdefault(ordinal, {**_prompt(line), "evals": [[] for _ in files]})
                 prompt["evals"][position].append(_answer(line, line.get("solved")))
     asked_twice = [own for _, own in sorted(prompts.items()) if own["evals"][0] and own["evals"][-1]]
@@ -97,10 +100,6 @@ def _through_time(files: tuple[tuple[Path, int], ...]) -> list[dict[str, Any]]:
 def asked(prompt: str) -> str:
     """Return the last user text of a templated prompt; the complete prompt if the template is unknown."""
     return str((_USER.findall(prompt) or [prompt])[-1]).strip()
-
-
-def _is_whole(line: Mapping[str, Any]) -> bool:
-    return isinstance(line.get("ordinal"), int)
 
 
 def _prompt(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,7 +119,7 @@ def _answer(line: Mapping[str, Any], is_right: Any) -> dict[str, Any]:
     parts = line.get("rewards")
     return {
         "text": _cut(str(line.get("completion", ""))),
-        "turns": _turns(line.get("turns")),
+        "turns": _turns(line),
         "right": is_right if isinstance(is_right, bool) else None,
         "reward": number_or_none(line.get("reward")),
         "parts": {str(name): number_or_none(value) for name, value in parts.items()} if isinstance(parts, dict) else {},
@@ -134,16 +133,18 @@ def _answer(line: Mapping[str, Any], is_right: Any) -> dict[str, Any]:
     }
 
 
-def _turns(of_an_episode: Any) -> list[dict[str, Any]]:
-    """Return the turns as in rollout files; empty for a single answer."""
+def _turns(line: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return an episode's turns, their observations without the words of a known template; [] for a single answer."""
+    own, said = line.get("turns"), ["", *_TOLD.findall(str(line.get("completion", "")))]
+    turns = [turn for turn in (own if isinstance(own, list) else ()) if isinstance(turn, dict)]
+    told = said if len(said) == len(turns) else [turn.get("observation", "") for turn in turns]
     return [
         {
-            "observation": _cut(str(turn.get("observation", ""))),
+            "observation": _cut(str(text)),
             "text": _cut(str(turn.get("text", ""))),
             "reward": number_or_none(turn.get("reward")),
         }
-        for turn in (of_an_episode if isinstance(of_an_episode, list) else ())
-        if isinstance(turn, dict)
+        for turn, text in zip(turns, told, strict=True)
     ]
 
 

@@ -155,5 +155,5 @@ def tokenized_data(config: Config) -> Path:
 
 def step_dirs(parent: Path, named: str = r"step_(\d+)") -> dict[int, Path]:
     """Return the `step_N` folders below `parent`, by N; or the files and folders with another `named` pattern."""
-    found = ((re.fullmatch(named, path.name), path) for path in parent.glob("*"))
+    found = ((re.fullmatch(named, path.name), path) for path in parent.glob(f"{named.partition('(')[0]}*"))
     return {int(match[1]): path for match, path in found if match}

@@ -12,6 +12,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any, Literal
 
@@ -140,7 +141,7 @@ class MetricColumns:
         return {name: value for name, value in values.items() if not math.isnan(value)}
 
     def thinned(self, most: int) -> tuple[list[int], dict[str, list[Sequence[float | None]]]]:
-        """Divide the steps into at most `most` ranges. Return the first step of each range, and rows for each metric.
+        """Divide the steps into at most `most` ranges. Return the last step of each range, and rows for each metric.
 
         A row has one value per range. The first row has the means. Rows of minima and maxima follow if ranges have
         several steps.
@@ -149,9 +150,9 @@ class MetricColumns:
         starts = range(0, len(self.steps), width)
         found: dict[str, list[Sequence[float | None]]] = {}
         for name, column in self.columns.items():
-            stretches = [[value for value in column[at : at + width] if not math.isnan(value)] for at in starts]
+            stretches = [list(filterfalse(math.isnan, column[at : at + width])) for at in starts]
             rows: list[Sequence[float | None]] = [[sum(own) / len(own) if own else None for own in stretches]]
             if width > 1:
                 rows += ([of(own) if own else None for own in stretches] for of in (min, max))
             found[name] = rows
-        return list(self.steps[::width]), found
+        return [self.steps[at : at + width][-1] for at in starts], found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -13,9 +15,12 @@ import axe_playwright_python
 import pytest
 from playwright.sync_api import Browser, Dialog, Page, Request, sync_playwright
 
+from hpc_grpo.report import page as page_module
 from hpc_grpo.report.page import write_page
+from hpc_grpo.run.files import write_atomic
+from hpc_grpo.run.paths import RunDir
 from tests.support.run_builder import RunBuilder
-from tests.support.run_pages import HOSTILE, finished_run, write_steps
+from tests.support.run_pages import CONFIG, HOSTILE, finished_run, write_steps
 from tests.unit.report.test_dashboard import served
 
 CHROMIUM = shutil.which("chromium")
@@ -108,8 +113,11 @@ def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(
     tab = open_tab(request.getfixturevalue(pages), width, scheme, bypass_csp=True)
     tab.page.locator(".prompts button").first.wait_for()
     tab.page.evaluate(AXE)
-    found = tab.page.evaluate("axe.run()")["violations"]
-    assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found] == []
+    for run in [None, "failed"] if pages == "comparison" else [None]:
+        if run:
+            tab.page.locator(f'[data-of="name {run}"]').click()
+        found = tab.page.evaluate("axe.run()")["violations"]
+        assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found] == []
     assert tab.page.evaluate("document.documentElement.scrollWidth") == width
 
 
@@ -121,7 +129,7 @@ def test_a_finished_run_shows_its_result_and_a_click_on_a_curve_the_rollouts_of_
     assert "CUDA out of memory" in tab.text("#attempts")
     assert tab.page.locator("#facts a").get_attribute("href") == "https://wandb.ai/lab/hpc-grpo/runs/0123abcd"
     assert tab.text("#detail h4 >> nth=2").startswith("step 20")
-    assert tab.page.locator("#chart-nodes li").all_inner_texts() == ["nid002 sample 3.5 s", "nid001 train 2.5 s"]
+    assert tab.page.locator("#chart-nodes li").all_inner_texts() == ["nid002 sample 3.5\xa0s", "nid001 train 2.5\xa0s"]
     over = tab.page.locator("#chart-speed, #chart-lag").first.locator(".u-over")
     box = over.bounding_box()
     assert box
@@ -206,6 +214,7 @@ def test_the_dashboard_follows_a_run_and_rests_while_nobody_looks(open_tab: Open
         tab = open_tab(server.url)
         tab.page.locator("#step-now", has_text="2").wait_for()
         assert tab.text("#state") == "● training"
+        assert "As of" not in tab.text("#said")
         write_steps(built.run, range(3, 5))
         built.state(1, step=4)
         tab.page.locator("#step-now", has_text="4").wait_for()
@@ -223,3 +232,140 @@ def test_the_dashboard_follows_a_run_and_rests_while_nobody_looks(open_tab: Open
         wrong.page.get_by_text("The token in the address is not that of this dashboard").wait_for()
         assert all("403" in text for text in wrong.said)
         wrong.said.clear()
+
+
+def test_a_report_of_a_run_that_trains_says_when_it_was_written(open_tab: Open, tmp_path: Path) -> None:
+    built = RunBuilder(tmp_path / "adder")
+    built.attempt(1)
+    built.hold(1)
+    built.state(1, step=2, eta_s=122.0)
+    write_steps(built.run, range(3))
+    tab = open_tab(write_page([built.run], tmp_path / "page.html"))
+    said = tab.text("#said")
+    assert re.fullmatch(r"As of \d+ \w+, \d\d:\d\d\. .*About 2\xa0min\xa02\xa0s of training are left\..*", said)
+    spans = tab.page.evaluate("[3.46, 12, 959.7, 3630, 7199, 200000].map(FORMATS.seconds)")
+    assert [own.replace("\xa0", " ") for own in spans] == [
+        "3.5 s",
+        "12 s",
+        "16 min 0 s",
+        "1 h 1 min",
+        "2 h 0 min",
+        "2 d 8 h",
+    ]
+
+
+def test_a_tile_judges_by_the_first_and_the_last_tenth_of_the_steps(open_tab: Open, tmp_path: Path) -> None:
+    built = RunBuilder(tmp_path / "adder")
+    for step in range(30):
+        more = {"reward/mean": 0.13 if step == 29 else 0.35 + step / 50, "tokens/truncated_fraction": step / 10_000}
+        write_steps(built.run, range(step, step + 1), **more)
+    tab = open_tab(write_page([built.run], tmp_path / "page.html"))
+    tiles = {own.split("\n")[0]: own.split("\n")[1:] for own in tab.page.locator(".tile").all_inner_texts()}
+    assert tiles["reward, training"] == ["0.13", "▲ 0.27, better"]
+    assert tiles["pass@1, held out"] == ["0.40", "▲ 0.20, better"]
+    assert tiles["cut off at the limit"] == ["0\xa0%", "= 0 points"]
+
+
+def test_of_a_thinned_run_the_newest_step_and_its_rollouts_are_shown(
+    open_tab: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_module, "_MOST_POINTS", 4)
+    tab = open_tab(write_page([finished_run(tmp_path / "adder").run], tmp_path / "page.html"))
+    assert tab.text("#step-now") == "20"
+    tab.page.get_by_role("button", name="Training, by step").click()
+    tab.page.get_by_text("adder, step 20: 1 prompt").wait_for()
+
+
+def test_in_a_narrow_window_numbers_and_states_stay_in_one_line_and_problems_have_room(
+    open_tab: Open, tmp_path: Path
+) -> None:
+    built = [finished_run(tmp_path / f"adder-with-a-learning-rate-{rate}", rate) for rate in ("0.00025", "1.0", "2.0")]
+    for at, one in enumerate(built):
+        long = CONFIG.replace("LR", f"0.0002{at}").replace("sums.jsonl", f"/scratch/{at}/" + "sums" * 9)
+        write_atomic(one.run.config, long)
+    failed = RunBuilder(tmp_path / "failed")
+    failed.attempt(1, "config", why="model.path: there is no such folder: " + "/scratch/models" * 3, exit_code=78)
+    tab = open_tab(write_page([*(one.run for one in built), failed.run], tmp_path / "page.html"), 700)
+    lines = (
+        "own => { const all = document.createRange(); all.selectNodeContents(own); return all.getClientRects().length }"
+    )
+    numbers = tab.page.locator("#diff-table tr:has-text('train.lr') td")
+    assert [own.evaluate(lines) for own in numbers.all()] == [1] * 4
+    assert [own.evaluate(lines) for own in tab.page.locator("#runs-table .kind").all()] == [1] * 4
+    assert all(own.evaluate("own => own.clientHeight") < 100 for own in tab.page.locator("#runs-table tr").all())
+
+
+PIXELS = """([chart, name]) => { const canvas = document.querySelector(`#chart-${chart} canvas`), rows = [];
+  const wanted = color(name).match(/[0-9a-f]{2}/g).map((part) => parseInt(part, 16));
+  const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d");
+  copy.drawImage(canvas, 0, 0);
+  const { data } = copy.getImageData(0, 0, canvas.width, canvas.height);
+  for (let at = 0; at < data.length; at += 4)
+    if (wanted.every((part, of) => data[at + of] === part)) rows.push(Math.floor(at / 4 / canvas.width));
+  return new Set(rows).size; }"""
+"""How many rows of a chart have a pixel of a color."""
+
+
+def test_a_change_of_the_theme_changes_the_bars_too(open_tab: Open, report: Path) -> None:
+    tab = open_tab(report)
+    tab.page.locator("#theme").click()
+    tab.page.wait_for_timeout(300)
+    assert tab.page.evaluate(PIXELS, ["phases", "a"]) > 20
+
+
+def test_a_long_run_has_no_lines_of_attempts_and_no_dots_that_touch(
+    open_tab: Open, report: Path, tmp_path: Path
+) -> None:
+    built = RunBuilder(tmp_path / "adder")
+    for number in range(1, 23):
+        built.attempt(number, "crash", first_step=10 * number)
+        more = {"eval/pass@1": 0.5, "eval/pass@1_low": 0.4, "eval/pass@1_high": 0.6}
+        write_steps(built.run, range(10 * number - 10, 10 * number), number, **more)
+    few, many = open_tab(report), open_tab(write_page([built.run], tmp_path / "page.html"))
+    assert few.page.evaluate(PIXELS, ["lag", "g"]) > 20
+    assert many.page.evaluate(PIXELS, ["lag", "g"]) == 0
+    assert many.page.evaluate(PIXELS, ["learned", "a"]) < 6
+    many.page.evaluate("zoom(0, 20)")
+    many.page.wait_for_timeout(300)
+    assert many.page.evaluate(PIXELS, ["learned", "a"]) > 6
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_phases_stand_out_from_the_page_and_neighbors_from_each_other(
+    open_tab: Open, report: Path, scheme: str
+) -> None:
+    own = "Object.entries({ ...PHASE_COLORS, card: 'card' }).map(([name, of]) => [name, color(of)])"
+    colors = dict(open_tab(report, scheme=scheme).page.evaluate(own))
+
+    def light(phase: str) -> float:
+        digits = colors[phase][1:] if len(colors[phase]) == 7 else "".join(2 * one for one in colors[phase][1:])
+        parts = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05
+
+    def contrast(one: str, other: str) -> float:
+        return max(light(one), light(other)) / min(light(one), light(other))
+
+    assert all(contrast(phase, "card") >= 3 for phase in colors if phase != "card")
+    greys = ("bringing up Ray", "loading the model", "other")
+    assert all(contrast(one, other) > 1.4 for one, other in itertools.combinations(greys, 2))
+
+
+def test_the_dashboard_draws_on_while_it_compares_and_while_another_run_is_read(open_tab: Open, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write_steps(RunBuilder(tmp_path / name).run, range(3))
+    with served(tmp_path) as server:
+        tab = open_tab(server.url)
+        for name in ("one", "two"):
+            tab.page.locator(f'[data-of="box {name}"]').check()
+        tab.page.locator("#chart-learned li").nth(1).wait_for()
+        write_steps(RunDir(tmp_path / "two"), range(3, 11))
+        tab.page.locator("#chart-learned li", has_text="two 0.30 [0.10, 0.90]").wait_for()
+        RunBuilder(tmp_path / "three")
+        tab.page.route("**/api/run?run=three*", lambda route: None)
+        tab.page.locator('[data-of="name three"]').click()
+        tab.page.get_by_text("Reading three …").wait_for()
+        tab.page.evaluate("for (const { chart } of drawn) chart.redraw()")
+        tab.page.locator("#smoothing").press("ArrowRight")
+        tab.page.locator("#step").press("ArrowLeft")
+        tab.page.wait_for_timeout(300)

@@ -15,6 +15,7 @@ import pytest
 from hpc_grpo.config import to_yaml
 from hpc_grpo.report import page
 from hpc_grpo.report.page import write_page
+from hpc_grpo.report.samples import held_out
 from hpc_grpo.run.files import write_atomic
 from tests.support.command import call
 from tests.support.run_builder import RunBuilder
@@ -205,6 +206,37 @@ def test_the_command_writes_a_page_that_is_the_users_alone(tmp_path: Path, out: 
 def test_the_library_for_charts_is_as_npm_has_it(name: str) -> None:
     content = (Path(page.__file__).parent / "vendor" / name).read_bytes()
     assert hashlib.sha256(content).hexdigest() == VENDORED[name]
+
+
+def test_a_null_of_the_config_is_no_default(tmp_path: Path) -> None:
+    (run,) = told(finished_run(tmp_path / "adder"))
+    assert (run["config"]["eval.reward"], run["config"].get("eval.every")) == ("null", None)
+
+
+@pytest.mark.parametrize("role", ["user", "tool"])
+def test_an_observation_is_shown_without_the_words_of_a_template_that_is_known(tmp_path: Path, role: str) -> None:
+    built = finished_run(tmp_path / "adder")
+    turns = [{"observation": "", "text": "[8]"}, {"observation": f"{role}\nLower.\nassistant", "text": "[6]"}]
+    lines = [
+        rollout(turns=turns, completion=text) for text in (EPISODE.replace("user", role), "[8] USER: Lower. BOT: [6]")
+    ]
+    write_lines(built.run.rollouts(20), *lines)
+    told(built)
+    ((known, other),) = (group["answers"] for group in blocks(built.run.path / "page.html")["rollouts-0-20"])
+    assert [turn["observation"] for turn in known["turns"]] == ["", "Lower."]
+    assert [turn["observation"] for turn in other["turns"]] == ["", f"{role}\nLower.\nassistant"]
+
+
+def test_files_of_many_steps_are_not_looked_at_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = finished_run(tmp_path / "adder")
+    write_lines(built.run.eval_rollouts(20, "hard"), rollout())
+    for step in range(13, 20):
+        write_lines(built.run.rollouts(step), rollout())
+    looked: list[Path] = []
+    is_dir = Path.is_dir
+    monkeypatch.setattr(Path, "is_dir", lambda path: bool(looked.append(path)) or is_dir(path))
+    assert [own["set"] for own in held_out(built.run, range(21))] == ["", "hard"]
+    assert [path for path in looked if path.suffix] == []
 
 
 def test_a_damaged_config_hides_no_run(tmp_path: Path) -> None:
