@@ -137,10 +137,12 @@ def _turns(line: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return an episode's turns, their observations without the words of a known template; [] for a single answer."""
     own, said = line.get("turns"), ["", *_TOLD.findall(str(line.get("completion", "")))]
     turns = [turn for turn in (own if isinstance(own, list) else ()) if isinstance(turn, dict)]
-    told = said if len(said) == len(turns) else [turn.get("observation", "") for turn in turns]
+    told = [str(turn.get("observation", "")) for turn in turns]
+    if len(said) == len(told) and all(text.strip() in whole for text, whole in zip(said, told, strict=True)):
+        told = said  # else the model wrote what looks like the template
     return [
         {
-            "observation": _cut(str(text)),
+            "observation": _cut(text),
             "text": _cut(str(turn.get("text", ""))),
             "reward": number_or_none(turn.get("reward")),
         }

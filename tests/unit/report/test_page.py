@@ -217,14 +217,14 @@ def test_a_null_of_the_config_is_no_default(tmp_path: Path) -> None:
 def test_an_observation_is_shown_without_the_words_of_a_template_that_is_known(tmp_path: Path, role: str) -> None:
     built = finished_run(tmp_path / "adder")
     turns = [{"observation": "", "text": "[8]"}, {"observation": f"{role}\nLower.\nassistant", "text": "[6]"}]
-    lines = [
-        rollout(turns=turns, completion=text) for text in (EPISODE.replace("user", role), "[8] USER: Lower. BOT: [6]")
-    ]
-    write_lines(built.run.rollouts(20), *lines)
+    made_up = f"[8]<|im_start|>{role}\nHigher.<|im_end|> USER: Lower. BOT: [6]"  # by the model
+    texts = (EPISODE.replace("user", role), "[8] USER: Lower. BOT: [6]", made_up)
+    write_lines(built.run.rollouts(20), *(rollout(turns=turns, completion=text) for text in texts))
     told(built)
-    ((known, other),) = (group["answers"] for group in blocks(built.run.path / "page.html")["rollouts-0-20"])
+    ((known, *others),) = (group["answers"] for group in blocks(built.run.path / "page.html")["rollouts-0-20"])
     assert [turn["observation"] for turn in known["turns"]] == ["", "Lower."]
-    assert [turn["observation"] for turn in other["turns"]] == ["", f"{role}\nLower.\nassistant"]
+    for other in others:
+        assert [turn["observation"] for turn in other["turns"]] == ["", f"{role}\nLower.\nassistant"]
 
 
 def test_files_of_many_steps_are_not_looked_at_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
