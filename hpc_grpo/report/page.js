@@ -161,7 +161,7 @@ function draw(spec) {
   const chart = new uPlot({
     width: plot.clientWidth, height: plot.clientHeight, series: [{}, ...series], bands, legend: { show: false }, padding: [10, steps.at(-1) >= 1e4 ? 26 : 6, 0, 0],
     scales: { x: { time: false, range: (_, low, high) => [low <= steps[0] ? steps[0] - room() : low, high >= steps.at(-1) ? steps.at(-1) + room() : high] },
-      y: { range: (_, low, high) => range ?? (spec.from === 0 ? [0, (high || 1) * 1.12] : uPlot.rangeNum(low ?? 0, high ?? 1, 0.15, true)) } },
+      y: { range: (_, low, high) => range ?? (spec.from === 0 ? [0, (high || 1) * 1.12] : low || high ? uPlot.rangeNum(low, high, 0.15, true) : [0, 1]) } },
     axes: [{ ...axis, size: 26, gap: 4, space: 60, grid: { show: false }, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6] },
       { ...axis, size: 48, gap: 6, space: spec.hero ? 44 : 34, grid: { stroke: () => color("grid"), width: 1 }, values: (_, ticks) => ticks.map(spec.format ? format : tick) }],
     cursor: { y: false, sync: { key: "steps" }, drag: { x: true, y: false, dist: 6, click: () => {} }, points: spec.stacked ? { show: false } : { size: 9 },

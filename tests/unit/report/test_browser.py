@@ -369,3 +369,11 @@ def test_the_dashboard_draws_on_while_it_compares_and_while_another_run_is_read(
         tab.page.locator("#smoothing").press("ArrowRight")
         tab.page.locator("#step").press("ArrowLeft")
         tab.page.wait_for_timeout(300)
+
+
+def test_a_chart_of_zeros_has_an_axis_to_1(open_tab: Open, tmp_path: Path) -> None:
+    built = RunBuilder(tmp_path / "adder")
+    write_steps(built.run, range(3), **{"correction/masked_fraction": 0.0})
+    tab = open_tab(write_page([built.run], tmp_path / "page.html"))
+    own = "drawn.find(({ chart }) => chart.root.closest('#chart-correction')).chart.scales.y"
+    assert tab.page.evaluate(f"[{own}.min, {own}.max]") == [0, 1]
