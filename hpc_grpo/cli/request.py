@@ -8,6 +8,7 @@ the file once and prints the resulting values with NUL between them, so no value
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -164,7 +165,7 @@ def with_exported(config: Config, exported: dict[str, str]) -> Config:
 
 def read_shell_config(path: Path) -> ShellConfig:
     """Source the file and collect what it set. Raises ConfigError with bash's own message."""
-    if b"\r\n" in path.read_bytes():
+    if os.access(path, os.R_OK) and re.search(rb"(?m)^[ \t]*[^#\s].*\r$", path.read_bytes()):
         raise ConfigError(f"{path} has Windows line ends. Remove them: sed -i 's/\\r$//' {shlex.quote(str(path))}")
     # A setting in the caller's shell must not count as a setting of the file.
     before = {name: value for name, value in os.environ.items() if name not in _OWN}

@@ -17,7 +17,7 @@ _SECTION = "must be a section: keys with values"
 _IN_PLAIN_WORDS = {
     "model_type": _SECTION, "dict_type": _SECTION, "union_tag_not_found": "must be a name, or a section with a name",
     "path_type": "must be a path", "list_type": "must be a list",
-    "string_type": "must be a text: put it in quotes; in a shell: 'KEY=\"VALUE\"'",
+    "string_type": "must be a text in quotes",
     "int_type": "must be a whole number", "int_parsing": "must be a whole number",
     "int_from_float": "must be a whole number", "float_type": "must be a number", "float_parsing": "must be a number",
     "bool_type": "must be true or false", "bool_parsing": "must be true or false",
@@ -122,7 +122,9 @@ def _explained(place: _Place, detail: Any, root: type[BaseModel]) -> str:
     info = place.section.model_fields.get(place.keys[-1])
     meant = info.description if info and info.description and detail["type"].endswith("_parsing") else ""
     meaning = f" Meaning: {meant.partition('. ')[0].removesuffix('.')}." if meant else ""
-    return f"{key} = {value}: {in_plain_words(detail)}{_example(place, detail)}.{meaning}"
+    if (said := in_plain_words(detail)) == _IN_PLAIN_WORDS["string_type"]:
+        meaning = f""" In a shell: '{key}="{detail["input"]}"'."""
+    return f"{key} = {value}: {said}{_example(place, detail)}.{meaning}"
 
 
 def _chosen_elsewhere(section: type[BaseModel], above: str = "") -> dict[str, str]:

@@ -31,7 +31,8 @@ def describe(config: Config, keys: Sequence[str] = (), *, only_changed: bool = F
     for key in keys:
         if not any(_is_below(name, key) for name in names):
             meant = meant_key(key, Config)
-            near = f"; did you mean {meant!r}?" if meant else nearest(key, filter(None, names))
+            is_shown = meant and any(_is_below(name, meant) for name in names)
+            near = f"; did you mean {meant!r}?" if is_shown else nearest(key, filter(None, names))
             raise ConfigError(f"The config has no key {key!r}{near}")
     if keys:
         lines = [line for line, name in zip(lines, names, strict=True) if any(_is_below(name, key) for key in keys)]

@@ -162,9 +162,10 @@ def stop_token_ids(config: Config, tokenizer: Any) -> tuple[int, ...]:
 
     try:
         declared = GenerationConfig.from_pretrained(config.model.path).eos_token_id
-    except (OSError, TypeError):
-        # Optional in the format: a model folder may come without generation_config.json.
-        declared = None
+    except (OSError, TypeError) as error:
+        declared = None  # optional in the format: a model folder may come without generation_config.json
+        if (file := find_model(config.model.path) / "generation_config.json").is_file():
+            raise ConfigError(f"{file} is damaged. Copy the original model's file ({error}).") from error
     ids = set(declared if isinstance(declared, list) else [declared]) | {tokenizer.eos_token_id}
     found = tuple(sorted(token_id for token_id in ids if token_id is not None))
     if not found:

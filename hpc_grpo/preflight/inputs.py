@@ -149,7 +149,7 @@ def model_finding(config: Config, context: Context) -> Finding:
         folder = hugging_face.find_model(config.model.path, environ).absolute()
     except ConfigError:
         return _not_cached(config.model.path, hugging_face.hub_cache(environ), environ)
-    if not (any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))):
+    if not is_there(Path(config.model.path)) and not (any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))):
         return failure(f"{folder} has a config.json but no weights", _PREFETCH)
     for error in refusals([config], context.environ, only=MODEL):
         return failure(str(error), "correct what the error names")
@@ -396,7 +396,8 @@ def refuse_incomplete_models(config: Config, working_dir: Path) -> None:
     """Raise ConfigError for a model's local folder without whole weights or, but for a critic, a tokenizer."""
     for key, path in config.models.items():
         if is_there(folder := working_dir / path):
-            hugging_face.check_weights(folder, is_local=True)
+            if "transformers_weights" not in hugging_face.read_settings(folder):  # it names another file
+                hugging_face.check_weights(folder, is_local=True)
             if key != "task.args.critic":
                 tokenizer.refuse_missing_tokenizer(key, str(folder))
 
@@ -406,6 +407,8 @@ def refuse_unlike_vocabularies(config: Config, working_dir: Path, environ: Mappi
 
     Does not check models that are not on this machine, and tokenizers in other files. The driver checks them.
     """
+    if not config.scoring_models:
+        return
     found = {key: tokenizer.read_vocabulary(own) for key, own in _model_folders(config, working_dir, environ).items()}
     for key in config.scoring_models:
         own, others = found.get("model.path"), found.get(key)
@@ -574,7 +577,8 @@ def missing_inputs(config: Config, working_dir: Path) -> Iterator[tuple[str, str
     for key, name, path in _local_paths(config, working_dir):
         place = working_dir / path
         if not is_there(place):
-            fix = f": set model.adapter={name}, and {key} to its base" if is_adapter(f"{place.parent}") else ""
+            is_one = key == "model.path" and is_adapter(f"{place.parent}")
+            fix = f": set model.adapter={name}, and model.path to its base" if is_one else ""
             yield key, f"{key} = {name}: there is no {place}{fix}"
         elif place.suffix == ".py" and (wrong := wrong_function(place, name.rpartition(":")[2])):
             yield key, f"{key} = {name}: {wrong}"

@@ -30,7 +30,7 @@ const FORMATS = {
   plain: (value) => (value === 0 ? "0" : Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : Math.abs(value) >= 100 ? value.toFixed(0)
     : Math.abs(value) >= 10 ? value.toFixed(1) : Math.abs(value) >= 0.01 ? value.toFixed(2) : value.toExponential(0).replace("e-", "e−")),
   percent: (value) => whole(`${Math.round(100 * value)} %`),
-  seconds: (value) => (value >= 172800 ? inTwo(value / 3600, 24, "d", "h") : value >= 3600 ? inTwo(value / 60, 60, "h", "min")
+  seconds: (value) => (value >= 172800 ? inTwo(value / 3600, 24, "d", "h") : value >= 3599.5 ? inTwo(value / 60, 60, "h", "min")
     : value >= 100 ? inTwo(value, 60, "min", "s") : whole(value >= 10 || value < 0.05 ? `${Math.round(value)} s` : `${value.toFixed(1)} s`)),
   gib: (value) => whole(`${value.toFixed(1)} GiB`),
 };

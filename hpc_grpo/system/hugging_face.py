@@ -107,6 +107,8 @@ def find_model(path: str, environ: Mapping[str, str] = os.environ, key: str = "m
 def weight_files(folder: Path) -> list[Path]:
     """Return the model's weight files, also missing ones of an index. Raises ConfigError for a damaged index."""
     for name in WEIGHT_FORMS:
+        if (folder / name).is_file():  # transformers prefers it to an index
+            return [folder / name]
         index = folder / f"{name}.index.json"
         if index.is_file():
             try:
@@ -114,8 +116,6 @@ def weight_files(folder: Path) -> list[Path]:
             except (ValueError, KeyError, TypeError) as error:
                 raise ConfigError(f"{index} is no index of weights: {error!r}. Fetch it again.") from error
             return [folder / part for part in parts]
-        if (folder / name).is_file():
-            return [folder / name]
     return []
 
 

@@ -96,6 +96,7 @@ def test_a_misspelt_key_of_no_system_is_an_error_of_one_line() -> None:
 def test_a_script_with_the_line_ends_of_windows_is_refused_with_the_cure(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"run\.sh has Windows line ends\. Remove them: sed -i "):
         read_shell_config(script(tmp_path, "TRAINING_ARGS=(local/debug)\r\n"))
+    assert read_shell_config(script(tmp_path, "# mine\r\nTRAINING_ARGS=(local/debug)\n")).config_name == "local/debug"
 
 
 def test_an_array_keeps_words_with_spaces(tmp_path: Path) -> None:

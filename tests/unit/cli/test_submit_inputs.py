@@ -158,6 +158,9 @@ def test_the_folder_of_an_adapter_is_refused_with_its_own_key(queue: FakeQueue, 
     (tmp_path / "mine" / "adapter_config.json").write_text("{}")
     refused = submit("model.path=./mine", "--dry-run").stderr
     assert f"no {tmp_path}/mine/config.json: set model.adapter=./mine, and model.path to its base" in refused
+    reference = submit("loss.kl.coef=0.1", "loss.kl.reference=./mine", "--dry-run").stderr
+    assert f"no {tmp_path}/mine/config.json" in reference
+    assert "model.adapter" not in reference
 
 
 def test_a_file_in_place_of_the_folder_of_runs_is_refused(queue: FakeQueue, tmp_path: Path) -> None:
@@ -307,6 +310,23 @@ def test_a_name_of_the_hub_is_one_although_another_folder_holds_a_clone(
     monkeypatch.chdir(tmp_path / "other")
     assert submit(*words).exit_code == 0
     assert len(queue.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "file", "content"),
+    [
+        ({}, "pytorch_model.bin.index.json", '{"weight_map": {"w": "pytorch_model-00001-of-00002.bin"}}'),
+        ({"transformers_weights": "own.safetensors"}, "own.safetensors", ""),
+    ],
+)
+def test_a_folder_that_transformers_loads_is_not_refused(
+    settings: dict[str, Any], file: str, content: str, queue: FakeQueue, tmp_path: Path
+) -> None:
+    """A whole file of weights is preferred to an index beside it, and config.json may name another file."""
+    make_model(tmp_path / "qwen", settings, left_out="pytorch_model.bin" if settings else "")
+    (tmp_path / "qwen" / file).write_text(content)
+    shown = submit("model.path=./qwen", "--dry-run")
+    assert shown.exit_code == 0, shown.stderr
 
 
 BROKEN = [

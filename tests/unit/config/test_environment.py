@@ -65,6 +65,8 @@ def test_an_environment_by_its_bare_name_takes_further_keys() -> None:
 def test_an_unknown_key_to_describe_has_the_suggestion_of_an_unknown_override() -> None:
     with pytest.raises(ConfigError, match=r"no key 'lr'; did you mean 'train\.lr'\?"):
         describe(minimal_config(), ["lr"])
+    with pytest.raises(ConfigError, match=r"no key 'lora\.r'; did you mean 'lora'\?"):  # a section that is not set
+        describe(minimal_config(), ["lora.r"])
 
 
 def test_a_config_with_an_environment_is_described() -> None:

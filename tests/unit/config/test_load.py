@@ -74,7 +74,7 @@ def test_a_python_below_the_home_of_nobody_is_an_error_with_the_fix(minimal: Pat
         ("rewards=length", "rewards = 'length': must be a list, such as [{name: length}]."),
         ("rewards=[length]", "rewards.0 = 'length': must be a section: keys with values, such as {name: length}."),
         ("rollout.group_size=1", "rollout.group_size = 1: must be at least 2."),
-        ("run.name=5", "run.name = 5: must be a text: put it in quotes; in a shell: 'KEY=\"VALUE\"'."),
+        ("run.name=5", "run.name = 5: must be a text in quotes. In a shell: 'run.name=\"5\"'."),
         ("eval.every=0", "or several: '50 steps, 30 min', or null."),
         ("run.name=[5]", "run.name = [5]: must be a text."),
         ("run={name: t, root: {a: 1}}", "run.root = {'a': 1}: must be a path."),

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,9 +24,11 @@ from hpc_grpo.data.tokenizer import (
     load_tokenizer,
     read_vocabulary,
     refuse_other_vocabularies,
+    stop_token_ids,
 )
 from hpc_grpo.errors import ConfigError
 from tests.support.configs import minimal_config
+from tests.support.model_folders import make_model
 
 _CODE = "from pathlib import Path\nPath({marker!r}).touch()\n"
 
@@ -169,3 +172,14 @@ def test_a_model_that_scores_must_have_the_tokens_of_the_policy_under_the_same_i
     for name in ("student", "other"):
         loaded = load_tokenizer(minimal_config(model={"path": str(tmp_path / name)}))
         assert read_vocabulary(tmp_path / name) == loaded.get_vocab()
+
+
+@pytest.mark.parametrize("content", ["[]", "{"])
+def test_a_damaged_generation_config_is_an_error_and_a_missing_one_is_none(tmp_path: Path, content: str) -> None:
+    """Without its end tokens, completions would go on to their limit."""
+    config = minimal_config(model={"path": str(make_model(tmp_path / "m", {}))})
+    tokenizer = SimpleNamespace(eos_token_id=7)
+    assert stop_token_ids(config, tokenizer) == (7,)
+    (tmp_path / "m" / "generation_config.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"generation_config\.json is damaged\. Copy the original"):
+        stop_token_ids(config, tokenizer)

@@ -42,7 +42,8 @@ def test_a_model_folder_needs_weights(tmp_path: Path, monkeypatch: pytest.Monkey
     here = context(model={"path": str(tmp_path)})
     make_model(tmp_path, {}, left_out="pytorch_model.bin")
     found = model_finding(here)
-    assert (found.status, found.fix) == ("failure", PREFETCH)
+    assert (found.status, found.fix) == ("failure", "correct what the error names")
+    assert "Copy the original model's files" in found.says
     make_model(tmp_path, {})
     assert model_finding(here) == Finding("ok", str(tmp_path))
     monkeypatch.chdir(tmp_path.parent)
