@@ -49,6 +49,11 @@ def open_source(config: SourceConfig) -> Source:
             f"Data set {config.path}: args are for a function or a task of reasoning_gym, and this is neither. Remove "
             f"them."
         )
+    if config.split != "train" and kind != "hub":
+        raise ConfigError(
+            f"Data set {config.path}: only a folder or a name of the hub has splits. Leave split = {config.split} out, "
+            f"and give the file of that split."
+        )
     source: Source = SOURCES.find(kind)(config)
     return source
 
@@ -71,7 +76,7 @@ def _kind(path: str) -> str:
     if Path(path).is_file():
         raise ConfigError(
             f"Data set {path}: files must end in {', '.join(f'.{name}' for name in suffixes)}, not "
-            f"{suffix or 'nothing'!r}. Convert it, or read it with a function of yours: path/to/file.py:function."
+            f"{suffix or 'nothing'!r}. Convert it, put it into a folder, or read it by path/to/file.py:function."
         )
     if Path(path).is_dir() and not _holds_rows(Path(path)):
         raise ConfigError(

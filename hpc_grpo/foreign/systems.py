@@ -48,7 +48,7 @@ class System:
         path = Path(words[0] if words else "")
         is_file = path.suffix in (".yaml", ".yml", ".sh")
         if not words or not (is_file or self.program):
-            raise ConfigError("There is nothing to translate: give a file, or the words of a training command.")
+            raise ConfigError("Give a .yaml or .sh file (no Python), or the words of a training command.")
         if not is_file:
             return "its words", self.parse(words)
         if not path.is_file():

@@ -168,8 +168,8 @@ def arguments_of(signature: inspect.Signature, call: Call, *, are_guessed: bool 
     except TypeError as error:
         here = "which are unknown until it is read" if are_guessed else f"here: {', '.join(group.fields) or 'none'}"
         return (
-            f"cannot be called: {error}. It gets lists by name: prompts, completions, and the columns of the data set, "
-            f"{here}. A last parameter **columns takes the columns that it does not use."
+            f"cannot be called: {error}. It gets lists by name: prompts, completions, and the columns of the data set "
+            f"(`reward test`: --field NAME=VALUE), {here}. A last parameter **columns takes the others."
         )
     return arguments
 

@@ -12,6 +12,7 @@ import pytest
 
 from hpc_grpo.preflight.folders import free_gib
 from tests.slurm.conftest import ENVIRONMENT
+from tests.support.model_folders import make_model
 
 if TYPE_CHECKING:
     from tests.slurm.conftest import SlurmCluster
@@ -24,11 +25,9 @@ DEADLINE_S = 240.0
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A working directory with what the config names; the doctor reads the first row, and no model."""
+    """A working directory with what the config names; the doctor reads the first row, and no weights."""
     shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
-    (tmp_path / "demo/model").mkdir(parents=True)
-    (tmp_path / "demo/model/config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 1000, **shape}))
-    (tmp_path / "demo/model/pytorch_model.bin").touch()
+    make_model(tmp_path / "demo/model", {"model_type": "llama", "vocab_size": 1000, **shape})
     for name in ("train.jsonl", "eval.jsonl"):
         (tmp_path / "demo" / name).write_text('{"question": "1+1=", "answer": "2"}\n')
     return tmp_path

@@ -266,7 +266,10 @@ def test_a_reward_may_need_columns_of_data_that_is_elsewhere(queue: FakeQueue, t
     (tmp_path / "my.py").write_text("def f(gold): ...")
     refused = submit(*words).stderr
     assert "Reward 'my.py:f' cannot be called" in refused
-    assert "the columns of the data set, which are unknown until it is read. A last" in refused
+    assert (
+        "the columns of the data set (`reward test`: --field NAME=VALUE), which are unknown until it is read. A last"
+        in refused
+    )
 
 
 def test_a_file_of_data_is_no_model_and_the_folder_of_a_model_is_no_data(queue: FakeQueue, tmp_path: Path) -> None:

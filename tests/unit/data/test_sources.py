@@ -156,6 +156,13 @@ def test_saved_data_set_with_splits(tmp_path: Path) -> None:
     assert "train, test" in message
 
 
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.parquet", "rows.arrow", "rows.py:items"])
+def test_a_file_is_not_read_as_a_split_of_itself(tmp_path: Path, name: str) -> None:
+    """An eval on `split: test` of the training file would be an eval on the training data."""
+    message = message_of(SourceConfig(path=str(tmp_path / name), split="test"))
+    assert "only a folder or a name of the hub has splits. Leave split = test out" in message
+
+
 def test_a_saved_split_is_not_read_as_another(tmp_path: Path) -> None:
     path = str(tmp_path / "saved")
     datasets.Dataset.from_list(ITEMS, split=datasets.Split.VALIDATION).save_to_disk(path)

@@ -43,7 +43,7 @@ def test_function_without_fields_parameter_gets_what_it_names(open_pool: Callabl
 def test_a_column_that_the_function_needs_and_the_data_lack_stops_the_run(open_pool: Callable[..., RewardPool]) -> None:
     pool = open_pool("echo", args={"scale": 10})
     with pytest.raises(
-        RewardError, match=r"missing a required argument: 'level'.*columns of the data set, here: answer"
+        RewardError, match=r"missing a required argument: 'level'.*columns of the data set .*, here: answer"
     ):
         pool.submit("p", ["a"], {"answer": "x"}).result()
 

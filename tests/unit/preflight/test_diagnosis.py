@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from hpc_grpo.cli import main
 from hpc_grpo.errors import EXIT_CONFIG
+from tests.support.model_folders import make_model
 
 PARTITION = "PartitionName=workq AllowAccounts=ALL Default=YES MaxTime=UNLIMITED State=UP TotalNodes=2 TRES=cpu=16"
 ROW = '{"question": "What is 1+1?", "answer": "2"}\n'
@@ -25,13 +26,11 @@ echo 'Submitted batch job 77'"""
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with a model and data for local/debug, on a machine without Slurm and without GPUs."""
-    for name in ("demo/train.jsonl", "demo/eval.jsonl", "demo/model/model.safetensors"):
+    for name in ("demo/train.jsonl", "demo/eval.jsonl"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(ROW if name.endswith(".jsonl") else "")
+        (tmp_path / name).write_text(ROW)
     shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
-    (tmp_path / "demo/model/config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 1000, **shape}))
-    (tmp_path / "demo/model/model.safetensors").unlink()
-    (tmp_path / "demo/model/pytorch_model.bin").touch()
+    make_model(tmp_path / "demo/model", {"model_type": "llama", "vocab_size": 1000, **shape})
     tools = tmp_path / "tools"
     tools.mkdir()
     for name in ("bash", "cat", "touch"):

@@ -120,7 +120,7 @@ def test_every_setting_has_a_description_and_what_is_required_is_named() -> None
         ("json_schema", {"shema": {}}, "rewards.0.args.shema: unknown key; did you mean 'schema'?"),
         ("length", {}, "must have one of most and target; got most=None, target=None"),
         ("length", {"most": 3, "target": 3}, "must have one of most and target; got most=3, target=3"),
-        ("length", {"most": 0}, "rewards.0.args.most = 0: must be greater than 0."),
+        ("length", {"most": 0}, "rewards.0.args.most = 0: must be greater than 0, or null."),
         ("length", {"target": 3, "unit": "tokens"}, "rewards.0.args.unit = 'tokens'"),
         ("repetition", {"ngram": 0}, "rewards.0.args.ngram = 0"),
         ("code", {"isolation": "none"}, "rewards.0.args.isolation = 'none': must be 'strong'"),
