@@ -68,10 +68,9 @@ class Plan:
         if uneven := [f"{count} {name}" for name, count in shared.items() if count % degree]:
             found.append(f"train.sequence_parallel = {degree} does not divide {', '.join(uneven)}")
         if self.kv_cache is not None and self.kv_cache.num_sequences == 0:
-            found.append(
-                f"KV cache: {self.kv_cache.num_tokens:,} tokens, less than one sequence of "
-                f"{self.kv_cache.max_model_len:,}; raise engine.kv_cache_gib or set it to null"
-            )
+            fix = "raise engine.kv_cache_gib" + (" or set it to null" if self.config.engine.kv_cache_gib else "")
+            length = f"{self.kv_cache.num_tokens:,} tokens, less than one sequence of {self.kv_cache.max_model_len:,}"
+            found.append(f"KV cache: {length}; {fix}")
         return tuple(found)
 
     @property

@@ -137,7 +137,8 @@ def input_findings(context: Context) -> Findings:
     config = context.config
     if config is None:
         return dict.fromkeys(judges, skipped(context.why_no_config))
-    return {check: guarded(partial(judge, config, context)) for check, judge in judges.items()}
+    slow = {ENVIRONMENTS: 120.0}  # the imports of one alone may take 10 s
+    return {check: guarded(partial(judge, config, context), slow.get(check, 12.0)) for check, judge in judges.items()}
 
 
 def model_finding(config: Config, context: Context) -> Finding:
