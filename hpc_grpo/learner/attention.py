@@ -313,7 +313,7 @@ def require_varlen_attention() -> None:
 
 
 def register_kernels(*, exchanges: bool = False) -> None:
-    """Register both kernels with transformers by name, and switch off cuDNN's attention in this process.
+    """Register both kernels with transformers by name. Switch off cuDNN's attention. `exchanges`: exchange the heads.
 
     cuDNN plans each new shape for about a second, and packed documents have new shapes in every step. transformers
     builds T x T masks only for kernels with a mask function. These kernels have none.
