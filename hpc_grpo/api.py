@@ -96,9 +96,8 @@ class Run:
         # Only steps with metrics: the file of a lost step remains until the resumed run repeats the step.
         steps = [number for number in read_metrics(self._dir.metrics) if file_of(number).is_file()]
         if not steps or step not in (None, *steps):
-            raise ConfigError(
-                f"step = {step}: run {self.path.name} has completions of these steps: {_ranges(steps) or 'none'}."
-            )
+            there = ", ".join(map(str, steps)) if len(steps) <= 10 else f"{steps[0]} to {steps[-1]}"
+            raise ConfigError(f"step = {step}: run {self.path.name} has completions of these steps: {there or 'none'}.")
         chosen = steps[-1] if step is None else step
         # pandas refuses half of a surrogate pair
         lines = for_json([*read_jsonl(file_of(chosen))], lambda text: text.encode("utf-8", "replace").decode())
@@ -256,7 +255,3 @@ def _name_of(function: Callable[..., Any] | str) -> str:
             f"there. Not a lambda, not a method, not a cell of a notebook (`%%writefile my_rewards.py` makes a file)."
         )
     return f"{os.path.relpath(file)}:{name}"
-
-
-def _ranges(steps: Sequence[int]) -> str:
-    return ", ".join(map(str, steps)) if len(steps) <= 10 else f"{steps[0]} to {steps[-1]}"

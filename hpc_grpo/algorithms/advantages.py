@@ -3,8 +3,8 @@
 Each is a pure function of floats. The driver calls it on complete groups. `rewards` and `valid` are `[G]`, one for each
 rollout of a prompt. `valid` is False for a rollout whose reward failed, or that the run masks. Such a rollout has the
 advantage 0.0. Means leave it out, and it is not trained on. If all valid rewards of a group are equal, the group's
-advantages are 0.0. `reinforce_pp` differs: it compares each reward with the mean of the step. An advantage is one
-number for all turns of a rollout, or a tuple with one number for each turn.
+advantages are 0.0. `reinforce_pp` differs: it compares each reward with the mean of the step. So does `turns`, by
+the rewards of turns. An advantage is one number for all turns of a rollout, or a tuple with one for each turn.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ class ReinforcePpBaselineAdvantage(AdvantageSettings):
     compares_groups: ClassVar[bool] = True
 
     def of_step(self, rewards: Groups, valid: Flags) -> Groups:
-        """Compute A_i = (b_i - mean(b)) / (std(b) + 1e-8), b_i = r_i - mean over its group    (the same paper, eq. 7)
+        """Compute A_i = (b_i - mean(b)) / (std(b) + 1e-8), b_i = r_i - mean over its group  (arXiv:2501.03262, eq. 7)
 
         The standard deviation divides by N and is over rollouts, not over tokens. mean(b) is 0. If all rewards of a
         group are equal, the group's advantages are exactly 0.0.

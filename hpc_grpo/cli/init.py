@@ -46,6 +46,8 @@ _SHOWN = """\
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path), default="my_run.yaml", metavar="[FILE]")
 @click.option("--model", help="A Hugging Face folder or name, such as Qwen/Qwen2.5-0.5B-Instruct.")
 @click.option("--data", help="A .jsonl, .json or .parquet file, or a name on the Hugging Face hub.")
+@click.option("--prompt-field", metavar="COLUMN", help="Column of the prompt, if it has no usual name.")
+@click.option("--answer-field", metavar="COLUMN", help="Column of the answer, if it has no usual name.")
 @click.option("--reward", help="A built-in reward, or your function: my_rewards.py:function. Default: correctness.")
 @click.option("--gpus", type=click.IntRange(0), metavar="N", help="GPUs of a node; 0: CPUs. Default: this machine's.")
 @click.option("--eval", "eval_set", metavar="FILE|SHARE", help="An eval set, or the share of --data to hold out.")
@@ -72,8 +74,10 @@ def init(file: Path, **given: Any) -> None:
 
     model = answer("model", "Model (a Hugging Face folder or name)", "Qwen/Qwen2.5-0.5B-Instruct")
     data = answer("data", "Data (a file, or a name on the hub)", None)
-    fields = _fields(data)
-    hashes = sorted({*islice(prompt_hashes(SourceConfig(path=data, **fields)), _MOST_READ)}) if fields else []
+    fields = _fields(data, given["prompt_field"], given["answer_field"])
+    hashes = (
+        sorted({*islice(prompt_hashes(SourceConfig(path=data, **fields)), _MOST_READ)}) if has_rows(Path(data)) else []
+    )
     reward = answer("reward", "Reward (a built-in, or my_rewards.py:function)", "correctness")
     here = str(LocalPlace().node_resources().num_gpus)
     gpus = int(answer("gpus", "GPUs of a node (0: CPUs)", here, click.IntRange(0)))
@@ -118,23 +122,23 @@ def _values(name: str, model: str, data: str, fields: dict[str, Any], reward: st
     }
 
 
-def _fields(data: str) -> dict[str, Any]:
-    """Return the keys that say which columns are prompt and answer, by the first row of a file. Raises ConfigError."""
+def _fields(data: str, prompt: str | None, answer: str | None) -> dict[str, Any]:
+    """Return the keys of the columns: those given, else by the first row of a file. Raises ConfigError."""
     source = SourceConfig(path=data)
     open_source(source)  # refuses a file of another type
     if not has_rows(Path(data)):
-        return {}
+        return {name: column for name, column in (("prompt_field", prompt), ("answer_field", answer)) if column}
     row: Mapping[str, Any] | None = next(read_items(source), None)
     if row is None:
         raise ConfigError(f"Data set {data} is empty. It must hold at least one item.")
-    answer = next((name for name in _ANSWERS if name in row), None)
-    if "messages" in row:
+    answer = answer or next((name for name in _ANSWERS if name in row), None)
+    if "messages" in row and prompt is None:
         return {"messages_field": "messages", "answer_field": answer}
-    prompt = next((name for name in _PROMPTS if name in row), None)
+    prompt = prompt or next((name for name in _PROMPTS if name in row), None)
     if prompt is None:
         raise ConfigError(
             f"{data} has the columns {', '.join(row) or 'none'}, and none has the name of a prompt column "
-            f"({', '.join(_PROMPTS)}, messages). Rename one, or write data.train.prompt_field by hand."
+            f"({', '.join(_PROMPTS)}, messages). Name it with --prompt-field, and the answer's with --answer-field."
         )
     return {"prompt_field": prompt, "answer_field": answer}
 
@@ -164,7 +168,7 @@ def _length(values: Mapping[str, Any], hashes: Sequence[int]) -> dict[str, Any]:
 
 
 def _fitting(values: dict[str, Any], gpus: int) -> tuple[dict[str, Any], Plan | None]:
-    """Add the numbers of learners and engines: the fewest learners with which the model fits, engines on other GPUs."""
+    """Add the numbers of learners and engines: the fewest learners that fit the model. One GPU is shared."""
     if gpus == 0:
         model = {**values["model"], "device": "cpu", "dtype": "float32"}
         train = {**values["train"], "max_tokens_per_microbatch": _CPU_MICROBATCH}

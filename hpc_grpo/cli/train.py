@@ -21,6 +21,7 @@ from hpc_grpo.launch.freeze import freeze, is_over
 from hpc_grpo.launch.place.job_queue import setup_lines
 from hpc_grpo.launch.supervisor.attempt import run_attempt
 from hpc_grpo.preflight.inputs import refusals, refuse_unknown_models
+from hpc_grpo.run.checkpoint import newest_step
 from hpc_grpo.run.contract import DEFAULT_DRIVER
 from hpc_grpo.run.evals import ANSWER
 from hpc_grpo.run.lock import refuse_if_held
@@ -45,16 +46,16 @@ def train(config_name: str, overrides: tuple[str, ...], link: bool, accepts_chan
 
 @click.command()
 @RUN
-@click.option("--step", type=click.IntRange(0), required=True, metavar="N", help="Step of a checkpoint of RUN.")
+@click.option("--step", type=click.IntRange(0), metavar="N", help="Step of a checkpoint of RUN. Default: the newest.")
 @OVERRIDES
-def fork(run_name: str, step: int, overrides: tuple[str, ...]) -> None:
+def fork(run_name: str, step: int | None, overrides: tuple[str, ...]) -> None:
     """Begin a new run from a checkpoint of RUN, with other values of some keys.
 
     Model, optimizer, schedule and position in the data continue from step N. RUN does not change. The name of the new
     run is RUN-from-N, or run.name=NAME.
     """
     new = fork_run(open_run(run_name), step, sys.argv, overrides)
-    echo(f"Forked {run_name} at step {step}: {new.path}")
+    echo(f"Forked {run_name} at step {newest_step(new)}: {new.path}")
     echo(f"Train it with: hpc-grpo submit {new.path}    (or here: hpc-grpo train {new.path})")
 
 

@@ -119,7 +119,7 @@ class DatasetConfig(_SourceKeys):
 
 
 class EvalSetConfig(DatasetConfig):
-    """A further eval set. Each unset key takes its value from `eval`."""
+    """A further eval set. Unset `num_samples`, `temperature` and `top_p` are those of `eval`."""
 
     num_samples: PositiveInt | None = Field(
         None, description="Like eval.num_samples, for this set. Default: eval.num_samples."

@@ -179,9 +179,8 @@ class Config(Section):
         for key, (_, own) in self.environments.items():
             if own.name.partition(":")[0] not in ENVIRONMENTS.names():
                 named[f"{key}.environment.name"] = own.name
-            given = own.args.get("tools", ())
-            tools = {f"{key}.environment.args.tools.{number}": tool for number, tool in enumerate(given)}
-            named |= {place: tool for place, tool in tools.items() if ":" in tool}
+            tools = enumerate(own.args.get("tools", ()))
+            named |= {f"{key}.environment.args.tools.{number}": tool for number, tool in tools if ":" in tool}
         return named
 
     @property

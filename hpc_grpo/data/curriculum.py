@@ -12,18 +12,15 @@ import json
 import math
 from collections.abc import Mapping
 from itertools import compress
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpc_grpo.config import CurriculumConfig
 from hpc_grpo.data.stream import Part, Place, PromptStream
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.system.readable import finite_or_none
 from hpc_grpo.types import GroupGrades
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _ROUNDING = 1e-9
 """Allows for the rounding of a mean of equal rewards."""

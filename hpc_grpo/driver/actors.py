@@ -95,6 +95,12 @@ def reserve_nodes(config: Config, *, trains: bool = True) -> list[NodeSlots]:
     expected = int(os.environ.get(NUM_NODES_VARIABLE, "1"))
     if len(nodes) < expected:
         raise NodesUnavailableError(f"Only {len(nodes)} of the attempt's {expected} nodes are in Ray: a node was lost.")
+    if expects_gpus(config) and not uses_cuda(config):
+        print(
+            f"No GPU here: the run computes on CPUs, in {config.model.dtype}. For a trial on CPUs set model.device=cpu "
+            f"model.dtype=float32 engine.engines_per_node=1.",
+            flush=True,
+        )
     slots = [_reserve(config, node["NodeManagerAddress"], node["Resources"], trains) for node in nodes]
     waiting = [slot.group.ready() for slot in slots]
     granted, _ = ray.wait(waiting, num_returns=len(waiting), timeout=_RESERVE_DEADLINE_S)

@@ -46,7 +46,7 @@ class StepCallback:
             self._evals[step] = found
 
     def ask(self, step: int, metrics: Mapping[str, float]) -> str:
-        """Call the function. Print and return its reason to end the run (`end_reason`), or why it is off; else ''."""
+        """Return why the run ends (`end_reason`), or why the function is off; else ''. Prints each once."""
         self.note(step, metrics)
         if self._trouble:
             return self._trouble

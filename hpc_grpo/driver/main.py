@@ -89,6 +89,7 @@ def train(run_dir: RunDir) -> bool:
     if is_complete:
         write_atomic(run_dir.complete_marker, f"step {state.step}\n{session.end_reason}".rstrip() + "\n")
         print(f"COMPLETE after {state.step} steps. Model: {run_dir.export(state.step)}", flush=True)
+        print(f"What it learned: hpc-grpo report {run_dir.path}", flush=True)
         print(f"Delete {run_dir.checkpoints} to free disk, unless you extend, fork or replay the run.", flush=True)
     return is_complete
 

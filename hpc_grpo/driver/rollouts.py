@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hpc_grpo.algorithms.tasks import algorithm_of
 from hpc_grpo.config import Config
-from hpc_grpo.data.stream import sampling_seed
+from hpc_grpo.data.stream import PromptStream, sampling_seed
 from hpc_grpo.errors import HpcGrpoError, PromptError, RewardError
 from hpc_grpo.types import GroupGrades, GroupRequest, Prompt, SamplingSpec
 
 if TYPE_CHECKING:
     from hpc_grpo.data.curriculum import Curriculum, Known
-    from hpc_grpo.data.stream import PromptStream
 
 _MAX_SHOWN_ERRORS = 3
 _WINDOW = 20

@@ -266,5 +266,5 @@ class _Wave:
         try:
             sampling = iter(await self._sample([request for place in places for request in asked[place]]))
             queued.set_result({place: [next(sampling) for _ in asked[place]] for place in places})
-        except Exception as error:  # noqa: BLE001 - raised by all who wait
+        except Exception as error:  # noqa: BLE001 - each `ask` that waits raises it
             queued.set_exception(error)

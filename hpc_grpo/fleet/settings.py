@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
 from pydantic import Field, ValidationInfo, field_validator
 
 from hpc_grpo.config.checked import checked
@@ -132,8 +133,6 @@ def template() -> str:
 
 
 def _read(path: Path) -> FleetSettings:
-    import yaml
-
     try:
         values = yaml.safe_load(path.read_text()) or {}
         given = {key: value for key, value in values.items() if value is not None}

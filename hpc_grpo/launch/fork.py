@@ -15,7 +15,7 @@ from pathlib import Path
 from hpc_grpo.config import Config, with_overrides
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.freeze import changeable, is_listed, new_source, refuse_secrets, working_dir
-from hpc_grpo.run.checkpoint import valid_checkpoints
+from hpc_grpo.run.checkpoint import newest_step, valid_checkpoints
 from hpc_grpo.run.files import fsync, read_jsonl, staging_path, write_atomic
 from hpc_grpo.run.frozen_config import differences, inherit_inputs, read_config, write_config
 from hpc_grpo.run.paths import RunDir
@@ -35,13 +35,14 @@ KEPT: dict[str, str] = {
 """Key -> why a fork cannot change it. A key that a resume may change is allowed here too. Written like CHANGEABLE."""
 
 
-def fork(run: RunDir, step: int, argv: Sequence[str], overrides: Sequence[str]) -> RunDir:
-    """Create a run that continues from the checkpoint of `run` at `step`, with the config of `run` and `overrides`.
+def fork(run: RunDir, step: int | None, argv: Sequence[str], overrides: Sequence[str]) -> RunDir:
+    """Create a run that continues from the checkpoint of `run` at `step`, with its config and `overrides`.
 
-    The new directory appears when it is complete. The fork of a sweep's run lies beside the sweep. Its checkpoint
-    consists of hard links where the disk has them, so both runs may prune their own. Raises ConfigError for keys that
-    cannot change, if the directory exists, and without a valid checkpoint at `step`.
+    None stands for the newest checkpoint. The new directory appears when it is complete. The fork of a sweep's run lies
+    beside the sweep. Its checkpoint consists of hard links where the disk has them, so both runs may prune their own.
+    Raises ConfigError for keys that cannot change, if the directory exists, and without a valid checkpoint at `step`.
     """
+    step = newest_step(run) if step is None else step
     before = read_config(run)
     place = [f"run.name={json.dumps(run.name.replace('/', '-') + f'-from-{step}')}"]
     if run.is_cell:

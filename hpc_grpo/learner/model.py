@@ -309,8 +309,8 @@ def load_policy(
 def check_packing(model: PolicyModel, source: str, device: Any) -> None:
     """Compute a document twice in one row, and by the model's own forward pass. A collective under ZeRO-3.
 
-    Raises ConfigError if the results differ. This detects layers that mix tokens outside attention, attention without
-    borders, random computations, and what an architecture does between its decoder and its logits.
+    Raises ConfigError if the results differ. This detects layers that mix tokens outside attention, attention across
+    documents, randomness, and steps between decoder and logits.
     """
     tokens = np.arange(_PROBED_TOKENS, dtype=np.int32) % model.language_model.get_input_embeddings().num_embeddings
     zeros = np.zeros(len(tokens), np.float32)

@@ -83,10 +83,13 @@ def refusals(
     `configs` are one run's config, or the configs of a sweep, which share `launch` and disk. `only` names one check of
     the doctor; "": all checks. `asks_slurm`: also check the GPUs and the partition of a job to submit.
     """
-    unlike = {config.model_dump_json(exclude={"run"}): config for config in configs}  # `run` changes no answer
+    unlike = {
+        config.model_dump_json(exclude={"run"}): config for config in configs
+    }  # these checks read no key of `run`
     checks: list[tuple[str, Callable[[], object]]] = []
     for config in configs:
         checks.append(("run folder", RunDir(config.run_path).refuse_unwritable_root))
+        checks.append(("run folder", partial(refuse_sweep, config)))
         if (run := RunDir(config.run_path)).has_config():
             # Check this first: relative paths in another run's config start at another folder.
             checks.append(("run folder", partial(refuse_other_config, run, config)))
@@ -95,7 +98,6 @@ def refusals(
         start = start_of(config)
         checks += [
             ("variables", partial(refuse_secrets, config)),
-            ("run folder", partial(refuse_sweep, config)),
             ("submit options", partial(refuse_missing_python, config.launch)),
             (INPUTS, partial(refuse_missing_environment, config.launch, start)),
             (INPUTS, partial(refuse_missing_notify, config.launch, start)),
@@ -354,10 +356,9 @@ def _is_here(item: Item, environ: Mapping[str, str]) -> bool:
     """Return whether an item is a path, is generated, or is in the cache of `environ`."""
     if item.is_local or item.source is not None:
         return item.is_local or any(map(Path.is_dir, hugging_face.dataset_folders(item.name, environ)))
-    try:
+    with suppress(ConfigError):
         return bool(hugging_face.find_model(item.name, environ))
-    except ConfigError:
-        return False
+    return False
 
 
 def _model_folders(config: Config, working_dir: Path, environ: Mapping[str, str]) -> dict[str, Path]:
@@ -488,10 +489,9 @@ def has_rows(place: Path | None) -> bool:
 
 def _few(rows: Callable[[], Iterator[object]]) -> float:
     """Count up to `_FEW_PROMPTS` rows. Return inf for none, and for rows that cannot be read."""
-    try:
+    with suppress(ConfigError):  # another check reports the error
         return sum(1 for _ in islice(rows(), _FEW_PROMPTS)) or inf
-    except ConfigError:  # another check reports the error
-        return inf
+    return inf
 
 
 def refuse_wrong_rewards(config: Config, working_dir: Path) -> None:

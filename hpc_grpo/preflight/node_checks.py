@@ -16,14 +16,14 @@ from hpc_grpo.types import GIB
 class NodeNeeds:
     """The needs of a run on each node.
 
-    The job requests `gpus_per_node`; learners and engines reserve `worker_cpus` and `worker_gpus`. `store_gib` is the
-    size of the weights in /dev/shm, None if the model is not known.
+    The job requests `gpus_per_node`; learners and engines reserve `worker_cpus` and `worker_gpus`. `device` is
+    `model.device`. `store_gib` is the size of the weights in /dev/shm, None if the model is not known.
     """
 
     gpus_per_node: int = 0
     worker_cpus: float = 0.0
     worker_gpus: int = 0
-    wants_cuda: bool = False
+    device: str = "cpu"
     store_gib: float | None = None
     object_store_gib: float = 1.0
 
@@ -137,10 +137,12 @@ def gpus(node: NodeFacts, needs: NodeNeeds) -> Finding:
     """Check that the requested number of GPUs is visible and idle."""
     if node.has_rocm and not node.gpus:
         says, fix = "AMD GPUs (ROCm) are not supported", "a partition with NVIDIA GPUs, or model.device=cpu"
-        needs_gpus = needs.wants_cuda or needs.gpus_per_node or node.num_gpus
+        needs_gpus = needs.device == "cuda" or needs.gpus_per_node or node.num_gpus
         return failure(says, fix) if needs_gpus else warning(f"{says}: the run is on CPUs", fix)
-    if needs.wants_cuda and not node.gpus:
+    if needs.device == "cuda" and not node.gpus:
         return failure(f"model.device = cuda, but {node.gpus_error or 'no GPU'}", "a partition with GPUs")
+    if node.gpus_error and not node.num_gpus and needs.device == "auto":
+        return warning(f"{node.gpus_error}: the run computes on CPUs", "choose it by model.device=cpu, or request GPUs")
     if node.gpus_error and not (node.num_gpus and node.wheel_cuda):
         return skipped(f"{node.gpus_error}, and torch is built for CPUs or no GPU is requested")
     if node.gpus_error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -12,7 +11,6 @@ import shutil
 import socket
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +26,7 @@ from hpc_grpo.launch.agent.stage import local_dir, staged_environment
 from hpc_grpo.launch.environment import check_resolved, filtered
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.preflight.folders import file_system, free_gib, write_error
+from hpc_grpo.run.compiled import installed
 from hpc_grpo.system.commands import run_command
 from hpc_grpo.system.disk import existing
 from hpc_grpo.system.gpus import Gpu, ask_nvidia_smi, parse_gpus
@@ -127,7 +126,7 @@ def gather(spec: NodeSpec) -> NodeFacts:
         shm_free_gib=free_gib(SHM),
         limits={name: resource.getrlimit(limit)[1] for name, limit in _LIMITS.items()},
         soft_nofile=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        versions=_versions(),
+        versions={"hpc-grpo": __version__, "python": platform.python_version(), **installed(_PACKAGES)},
         num_gpus=resources.num_gpus,
         **gpu_facts(environ),
         env_error=_tried(lambda: check_resolved(spec.env, os.environ), None)[1],
@@ -157,15 +156,6 @@ def _tried(call: Callable[[], T], default: T) -> tuple[T, str]:
         return call(), ""
     except (ConfigError, LaunchError) as error:
         return default, str(error)
-
-
-def _versions() -> dict[str, str]:
-    """Return the versions of packages, Python and hpc-grpo, from metadata, without imports."""
-    found = {"hpc-grpo": __version__, "python": platform.python_version()}
-    for name in _PACKAGES:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
 
 
 def cannot_compile(environ: Mapping[str, str]) -> str:

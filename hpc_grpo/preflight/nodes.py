@@ -250,7 +250,7 @@ def needs_of(context: Context, *, is_job: bool) -> NodeNeeds:
             store_gib = None  # the login node's check of the model reports the error
     return NodeNeeds(
         gpus_per_node=launch.slurm.gpus_per_node if is_job else 0,
-        wants_cuda=config.model.device == "cuda",
+        device=config.model.device,
         worker_cpus=demand.num_cpus,
         worker_gpus=demand.num_gpus,
         store_gib=store_gib,

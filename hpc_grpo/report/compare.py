@@ -70,9 +70,10 @@ def compare_runs(runs: Sequence[RunDir]) -> Comparison:
         for eval_set in ("", *shared):
             before, after = (_newest_eval(runs[each], eval_set, metrics[each]) for each in (0, at))
             where = f"eval set {eval_set!r}" if eval_set else "the eval set"
+            shared_prompts = {group.prompt for group in before} & {group.prompt for group in after}
             if not (before and after):
                 notes.append(f"{pair}: one of the two runs has no eval of {where}.")
-            elif len({len(group.completions) for group in (*before, *after)}) > 1:
+            elif shared_prompts and len({len(group.completions) for group in (*before, *after)}) > 1:
                 notes.append(f"{pair}: eval.num_samples differs on {where}, so prompts cannot be paired.")
             elif found := paired_differences(before, after, configs[0].eval_settings(eval_set)):
                 apart |= {

@@ -15,6 +15,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from itertools import islice
@@ -147,10 +148,9 @@ def run_data(run: RunDir, name: str, columns: MetricColumns, now: float) -> dict
 
 def read_values(path: Path) -> dict[str, Any]:
     """Return the config's values as written: reading a run loads none of its code and refuses nothing."""
-    try:
+    with suppress(ConfigError):
         return read_yaml(path)
-    except ConfigError:
-        return {}
+    return {}
 
 
 def clean(value: Any) -> Any:
@@ -171,12 +171,10 @@ def _headline(columns: MetricColumns) -> dict[str, Any] | None:
 
 def _evals(columns: MetricColumns) -> list[dict[str, Any]]:
     """Return each metric of the evals with its points: step, value and the bounds of its interval."""
-    names = sorted(name for name in columns.columns if name.startswith("eval/"))
+    names = {name for name in columns.columns if name.startswith("eval/")}
     bounds = {bound for name in names for bound in bounds_of(name)}
     found = []
-    for name in names:
-        if name in bounds:
-            continue
+    for name in sorted(names - bounds):
         low, high = map(columns.points, bounds_of(name))
         points = [(step, value, low.get(step), high.get(step)) for step, value in columns.points(name).items()]
         found.append({"name": name.removeprefix("eval/"), "points": points})
@@ -253,11 +251,8 @@ def _wandb_url(run: RunDir) -> str:
     """Return the address that the driver printed; "" without one."""
     if run.wandb_id.exists():
         for folder in reversed(run.attempt_dirs().values()):
-            try:
-                with (folder / DRIVER_LOG).open(errors="replace") as lines:
-                    for line in islice(lines, _LOG_LINES):
-                        if match := _WANDB_RUN.search(line):
-                            return match[1]
-            except OSError:
-                continue
+            with suppress(OSError), (folder / DRIVER_LOG).open(errors="replace") as lines:
+                for line in islice(lines, _LOG_LINES):
+                    if match := _WANDB_RUN.search(line):
+                        return match[1]
     return ""

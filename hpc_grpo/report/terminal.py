@@ -44,7 +44,7 @@ class Series:
 def print_report(run_dir: RunDir, in_their_order: int = 0) -> None:
     """Print a run's curves and completions.
 
-    Prints completions of a few prompts, newly solved prompts first, or of the first `in_their_order` prompts.
+    Prints completions of a few prompts, newly solved first. `in_their_order`: of this many, in the data's order.
     """
     metrics = MetricColumns(run_dir.metrics)
     metrics.read()
@@ -60,9 +60,14 @@ def print_report(run_dir: RunDir, in_their_order: int = 0) -> None:
 
 
 def learning_curves(metrics: MetricColumns) -> list[Series]:
-    """Return the reward and every eval pass@k, single sources last; for SFT, which has neither, the loss."""
+    """Return the reward and every eval pass@k, single sources last; for SFT, which has neither, the loss.
+
+    If no completion of an eval was solved, the eval's reward shows whether the run learns.
+    """
     names = metrics.columns
     wanted = [name for name in (REWARD, PASS_AT_1) if name in names]
+    if (solved := metrics.points(PASS_AT_1)) and not any(solved.values()):
+        wanted.append("eval/reward_mean")
     others = {name for name in names if _PASS_AT_K.fullmatch(name)} - {PASS_AT_1}
     wanted += sorted(others, key=lambda name: (name.count("/"), name))
     return [_curve_of(name, metrics) for name in wanted or ["loss/policy"] if metrics.points(name)]

@@ -4,8 +4,8 @@ Runs in a reward worker, or in any process that calls `hpc_grpo.rewards.score`. 
 call, and again after a completion ended the child. A fork takes milliseconds, because the worker has the libraries.
 
 A completion ends the child if it exceeds its processor time or its deadline, or crashes. This completion gets the
-reward's lowest score, and the next child scores the rest. Processor time decides, not the clock: a busy node must not
-change a score. The kernel ends the child even inside C code, where Python cannot handle an alarm.
+reward's lowest score, and the next child scores the rest. Processor time decides first, not the clock: a busy node must
+not change a score. The kernel ends the child even inside C code, where Python cannot handle an alarm.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpc_grpo.errors import ConfigError, HpcGrpoError, described
+from hpc_grpo.registry import REWARDS
 from hpc_grpo.system.processes import hold_on, tie_to_parent
 from hpc_grpo.system.signals import signal_name
 
@@ -189,8 +190,6 @@ def _answer(connection: Connection, parent: int) -> None:
 
 def _scored(name: str, settings: Any, group: Group, budget_s: float) -> Iterator[tuple[_Kind, Any]]:
     """Yield each score, then how the scoring ended. `budget_s` limits a completion's processor time; 0: no limit."""
-    from hpc_grpo.registry import REWARDS
-
     try:
         scores = iter(REWARDS.find(name)(group, settings))
         while True:

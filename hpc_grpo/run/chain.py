@@ -24,7 +24,7 @@ _OF_A_JOB = frozenset(["time_min", "partition", "account", "gpus_per_node", "cpu
 
 @dataclass(frozen=True)
 class Link:
-    """A job of the run. `successor_of` is the job that queued it, "" if the user submitted it.
+    """A job of the run. `successor_of` is the job before it in the chain, "" for the first.
 
     `first_step` is the step of the checkpoint that the job started from; None before its start. `output` is the job's
     output file; "" before its start, and if the queue did not name one.
@@ -129,12 +129,7 @@ def stalled(first_steps: Sequence[int | None], newest: int) -> int:
     >>> stalled([0, 4, 4, None], newest=4)
     3
     """
-    count = 0
-    for first in reversed(first_steps):
-        if first is not None and newest > first:
-            break
-        count += 1
-    return count
+    return len([*takewhile(lambda first: first is None or first >= newest, reversed(first_steps))])
 
 
 def before_it_ran(run: RunDir, job_id: str) -> str:

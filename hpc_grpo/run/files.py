@@ -194,9 +194,8 @@ def recover_dirs(parent: Path) -> None:
     Call it only while no process publishes there.
     """
     restore_dirs(parent)
-    for pattern in (f".step_*{_RETIRED}", f".step_*{_STAGED}"):
-        for leftover in parent.glob(pattern):
-            shutil.rmtree(leftover)
+    for leftover in (*parent.glob(f".step_*{_RETIRED}"), *parent.glob(f".step_*{_STAGED}")):
+        shutil.rmtree(leftover)
 
 
 def when_there_is_space(write: Callable[[], T], what: str, retry_s: float = 2.0) -> T:

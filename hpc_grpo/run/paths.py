@@ -74,7 +74,7 @@ class RunDir:
         return self.path.parent.parent if self.is_cell else self.path.parent
 
     def slurm_log(self, job_id: str) -> Path:
-        """Return the output of a job that `hpc-grpo` submitted."""
+        """Return the output file of a job that hpc-grpo submitted."""
         return self.slurm_logs / f"{job_id}_0_log.out"
 
     def job_mark(self, job_id: str) -> Path:

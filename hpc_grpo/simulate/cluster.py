@@ -14,18 +14,16 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from hpc_grpo.config import Config
+from hpc_grpo.data.stream import PromptStream
 from hpc_grpo.driver.batches import Batch, RolloutBatches, TrainItem, balanced
 from hpc_grpo.driver.loop import TrainingLoop
 from hpc_grpo.driver.rollouts import DriverState, GradedGroup, RolloutScheduler, spread
 from hpc_grpo.metrics.record import StepTimer
 from hpc_grpo.simulate.rates import DrawnStep, Rates, draw_lengths
 from hpc_grpo.types import GroupGrades, GroupRequest, Prompt, RemoteGroup
-
-if TYPE_CHECKING:
-    from hpc_grpo.data.stream import PromptStream
 
 FEWEST_STEPS = 30
 _MOST_STEPS, _MOST_ROLLOUTS = 300, 300_000
@@ -241,7 +239,7 @@ class SimulatedRun:
         """Run the driver's loop for `num_steps`. Calls `on_step` when the driver would record a step."""
         self._num_steps, self._on_step = num_steps, on_step
         state = DriverState()
-        scheduler = RolloutScheduler(self.config, cast("PromptStream", self), self, state, num_steps)
+        scheduler = RolloutScheduler(self.config, cast(PromptStream, self), self, state, num_steps)
         TrainingLoop(self, RolloutBatches(self.config, scheduler), self, self).run(state)
 
     def spent(self) -> tuple[float, float, float]:

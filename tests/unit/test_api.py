@@ -151,6 +151,7 @@ def test_two_runs_differ_by_a_key_and_by_pairs_of_prompts(folder: Path) -> None:
     [
         ({"prompt": "another"}, "differ, so they cannot be paired"),
         ({"num_samples": 2}, "eval.num_samples differs"),
+        ({"prompt": "another", "num_samples": 2}, "differ, so they cannot be paired"),
     ],
 )
 def test_runs_with_other_evals_are_not_paired(folder: Path, eval_of_third: dict[str, Any], note: str) -> None:

@@ -1,6 +1,6 @@
 """The command line, the environment, the address and the ports of Ray on one node.
 
-Consumes a `NodeSpec`; produces argv and variables. Reads only shared memory's size, the node's interfaces and ports.
+Consumes a `NodeSpec`; produces argv and variables. Reads free shared memory, interfaces, ports, packages, variables.
 """
 
 from __future__ import annotations

@@ -79,15 +79,13 @@ def reasoning_gym(group: Group, settings: ReasoningGymSettings) -> Iterator[floa
 
     for completion in group.completions:
         found = score(final_answer(completion, row["answer"] or ""))
-        if found is None:
-            found = 0.0
         # The scorer raised. Find out whether it raises only for this text: a 0 would hide a broken scorer.
-        elif math.isnan(found):
+        if found is not None and math.isnan(found):
             own = score(row["answer"]) if row["answer"] else None
             if own is not None and math.isnan(own):
                 raise RuntimeError(f"the scorer of {row['task']} raises over the row's own answer {row['answer']!r}")
-            found = 0.0
-        found = min(max(found, 0.0), 1.0)
+            found = None
+        found = min(max(found or 0.0, 0.0), 1.0)
         yield found if settings.partial else float(found == 1.0)
 
 

@@ -105,12 +105,6 @@ class Remote:
             raise AttributeError(name)
         return self.__peer.ask("getattr", self, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        self.__peer.ask("setattr", self, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        self.__peer.ask("delattr", self, name)
-
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         if not named and plain.are_inline(arguments):  # nearly all calls, in half of the time
             return self.__peer.ask("call_number", self.__number, *arguments)
@@ -143,7 +137,7 @@ class Remote:
         return method
 
 
-for _name in _SPECIAL.keys() - {"exit"}:
+for _name in ("setattr", "delattr", *(_SPECIAL.keys() - {"exit"})):
     setattr(Remote, f"__{_name}__", Remote._asking(_name))
 for _name in (*_COMPARISONS, *_BINARY):
     setattr(Remote, f"__{_name.strip('_')}__", Remote._asking_of_two(_name))

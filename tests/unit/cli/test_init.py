@@ -83,6 +83,22 @@ def test_a_path_with_the_home_in_it_is_read_as_the_shell_reads_it(
     assert (train.path, train.prompt_field) == (str(tmp_path / "home" / "rows.jsonl"), "problem")
 
 
+@pytest.mark.parametrize("rows", ["odd.jsonl", "org/rows"])
+def test_columns_with_names_of_their_own_are_given(tmp_path: Path, rows: str) -> None:
+    (tmp_path / "odd.jsonl").write_text('{"asked": "6*7?", "n": 42}\n{"asked": "6*8?", "n": 48}\n')
+    columns = ["--prompt-field", "asked", "--answer-field", "n"]
+    result = call("init", "a.yaml", "--model", "org/m-1B", "--data", rows, "--gpus", "1", *columns)
+    assert result.exit_code == 0, result.stderr
+    train = load_config("a.yaml").data.train
+    assert (train.prompt_field, train.answer_field) == ("asked", "n")
+
+
+def test_a_column_that_is_not_there_is_one_error(tmp_path: Path) -> None:
+    result = call("init", "a.yaml", "--model", "org/m-1B", "--data", "rows.jsonl", "--prompt-field", "asked")
+    assert (result.exit_code, "there is no field 'asked'" in result.stderr) == (EXIT_CONFIG, True), result.stderr
+    assert not (tmp_path / "a.yaml").exists()
+
+
 def test_an_eval_file_leaves_all_rows_to_train_on(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl", 1)
     call("init", "a.yaml", "--model", "org/m-1B", "--data", "rows.jsonl", "--eval", "rows.jsonl", "--gpus", "1")

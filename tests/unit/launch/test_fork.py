@@ -74,6 +74,10 @@ def test_a_fork_of_a_cell_lies_beside_the_sweep(run: RunDir, tmp_path: Path) -> 
     assert [found.step for found in valid_checkpoints(RunDir(beside))] == [2]
 
 
+def test_without_a_step_the_newest_checkpoint_is_forked(run: RunDir, tmp_path: Path) -> None:
+    assert f"Forked {run.path} at step 4: {tmp_path / 'debug-from-4'}" in fork(run, "train.lr=3e-4").output
+
+
 def test_the_fork_keeps_its_checkpoint_when_the_run_removes_it(run: RunDir, tmp_path: Path) -> None:
     assert fork(run, "--step", "2").exit_code == 0
     new = RunDir(tmp_path / "debug-from-2")

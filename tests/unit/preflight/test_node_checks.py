@@ -124,8 +124,10 @@ def test_gpus_may_be_absent_where_none_is_wanted() -> None:
     cpu_node = replace(GOOD, num_gpus=0, gpus=(), gpus_error="no nvidia-smi on PATH", wheel_cuda="", driver_cuda="")
     found = node_findings([cpu_node], NodeNeeds())
     assert (found["gpus"].status, found["cuda"].status) == ("skipped", "skipped")
-    wanting = node_findings([cpu_node], NodeNeeds(wants_cuda=True))
+    wanting = node_findings([cpu_node], NodeNeeds(device="cuda"))
     assert wanting["gpus"].status == "failure"
+    unaware = node_findings([cpu_node], NodeNeeds(device="auto"))["gpus"]
+    assert (unaware.status, "computes on CPUs" in unaware.says) == ("warning", True)
 
 
 def test_amd_gpus_are_named_once_also_where_none_is_wanted() -> None:

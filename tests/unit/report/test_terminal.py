@@ -78,6 +78,14 @@ def test_sources_and_intervals_of_an_eval_are_reported(run_dir: RunDir, capsys: 
     assert sum(mark in line for line in shown for mark in "●■") > sum("▲" in line for line in shown) == 0
 
 
+def test_the_evals_reward_is_reported_while_nothing_is_solved(
+    run_dir: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_metrics(run_dir, {step: {"eval/pass@1": 0.0, "eval/reward_mean": 0.1 * step} for step in (0, 3)})
+    print_report(run_dir)
+    assert "eval/reward_mean: 0.000 (step 0) -> 0.300 (step 3)" in capsys.readouterr().out
+
+
 def test_before_and_after_shows_newly_solved_prompts_first_and_none_that_could_not_be_graded(
     finished_run: RunDir, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,7 +1,7 @@
 """Slurm as a job queue: reads jobs by scontrol and sacct, and acts on them.
 
 Most methods of `SlurmQueue` make one or two calls to the scheduler (job_queue.py). Many calls slow the scheduler, so a
-link makes few. Commands that show a run make none.
+link makes few. Commands that show a run make none without `--slurm`.
 """
 
 from __future__ import annotations
