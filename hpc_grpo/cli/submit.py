@@ -248,7 +248,7 @@ def _is_complete(run: RunDir) -> bool:
 
 
 def _already_complete(run: RunDir) -> str:
-    return f"The run in {run.path} is already complete; raise train.total_* to extend it."
+    return f"The run in {run.path} is already complete; raise train.total_* to extend it, or give a new run.name."
 
 
 def _how_to_follow(run: RunDir, job_id: str) -> str:

@@ -44,7 +44,7 @@ class Journal:
         self, config: Config, run_dir: RunDir, length: TrainLength, times: StepTimes, timer: StepTimer
     ) -> None:
         self._run_dir, self._length, self._step_times = run_dir, length, times
-        self._metrics: Mapping[str, float] = {}
+        self._metrics: Mapping[str, float] = next(reversed(read_metrics(run_dir.metrics).values()), {})
         self._recent: deque[Mapping[str, float]] = deque(maxlen=_RECENT_STEPS)
         self._state: RunState | None = None
         self._published_at = 0.0

@@ -152,7 +152,9 @@ def read_model(path: str, environ: Mapping[str, str], key: str = "model.path") -
     try:
         folder = find_model(path, environ, key)
     except ConfigError as error:
-        raise ConfigError(f"{error} Or plan with the shape of a known size: --size {' | '.join(FAMILY)}.") from error
+        raise ConfigError(
+            f"{error} Or plan with a known size: hpc-grpo plan CONFIG --size {' | '.join(FAMILY)}."
+        ) from error
     settings = read_settings(folder)
     if key == "model.path":
         refuse_experts(settings, path)

@@ -65,7 +65,7 @@ def _verdict(plan: Plan, disk: DiskBudget) -> Iterator[str]:
         yield f"It fits{on_nodes}{' in memory, but not on the disk here: see below' if disk.is_too_large else ''}."
         if is_unasked:
             yield from wrapped(
-                f"launch.slurm.gpus_per_node = 0 requests no GPU: before `submit`, set it to {needed}, or "
+                f"launch.slurm.gpus_per_node = 0 requests no GPU: give `submit` --gpus {needed}, or set "
                 f"model.device=cpu. `train` takes the GPUs of its machine."
             )
         for warning in plan.warnings:

@@ -46,7 +46,8 @@ from hpc_grpo.run.adapter import is_adapter, refuse_wrong_lora
 from hpc_grpo.run.frozen_config import read_inputs, refuse_changed
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system import hugging_face
-from hpc_grpo.system.readable import counted
+from hpc_grpo.system.readable import counted, one_line
+from hpc_grpo.system.say import say
 from hpc_grpo.types import GIB
 from hpc_grpo.weights import contract
 
@@ -345,6 +346,7 @@ def refuse_unknown_models(config: Config, environ: Mapping[str, str]) -> None:
             HfApi(of_job.get("HF_ENDPOINT"), token).model_info(item.name, timeout=_HUB_S)
         except Exception as error:  # an unreadable token, or whatever the library's HTTP client raises
             if type(error).__name__ != "RepositoryNotFoundError":
+                say(f"{item} is not in the cache, and the hub did not answer: {one_line(str(error), 120)}")
                 continue
             raise ConfigError(
                 f"{item}: there is no such folder, and the hub has no model of this name, or none for your token. "
@@ -529,11 +531,10 @@ def start_of(config: Config) -> Path:
 
 
 def refuse_changed_inputs(config: Config, accepts_changes: bool) -> None:
-    """Raise ConfigError, like the run's driver, if local data changed since the run started."""
+    """Raise ConfigError, like the run's driver, if local data or functions changed since the run started."""
     run = RunDir(config.run_path)
     if not accepts_changes and read_inputs(run).fingerprints:
-        found = local_fingerprints(config, start_of(config))
-        refuse_changed(run, {key: parts for key, parts in found.items() if key.startswith("data.")})
+        refuse_changed(run, local_fingerprints(config, start_of(config)))
 
 
 def refuse_too_few_gpus(config: Config) -> None:

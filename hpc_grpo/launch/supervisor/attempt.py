@@ -58,7 +58,7 @@ def run_attempt(
     place = (place or find_place()).for_run(run, config.launch)
     queue = place.queue if origin else None
     if run.is_complete() and queue is None:  # Even for a complete run, a job must record that its chain has ended.
-        say(f"The run in {run.path} is already complete; raise train.total_* to extend it.")
+        say(f"The run in {run.path} is already complete; raise train.total_* to extend it, or give a new run.name.")
         _close(place, End("complete", EXIT_COMPLETE, "The run is complete."))
         return EXIT_COMPLETE
     link = None

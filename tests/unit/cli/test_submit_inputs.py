@@ -15,9 +15,13 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
 import hpc_grpo
+from hpc_grpo.config import load_config
+from hpc_grpo.data.fingerprint import local_fingerprints
 from hpc_grpo.errors import EXIT_CONFIG, ConfigError
+from hpc_grpo.launch.freeze import freeze
 from hpc_grpo.plan import disk as plan_disk
 from hpc_grpo.preflight.inputs import refuse_unknown_models, refuse_wrong_share
+from hpc_grpo.run.frozen_config import read_config, take_inputs
 from hpc_grpo.system.disk import Room
 from hpc_grpo.types import GIB
 from tests.support.command import call
@@ -129,6 +133,27 @@ def test_train_refuses_a_wrong_input_before_it_leaves_anything(
         hpc_grpo.train("mine.yaml", overrides=dict([word.split("=")]))
     assert call("train", "mine.yaml", word, "--link").exit_code == 0  # submit has checked it
     assert attempts == [tmp_path / "runs" / "mine"]
+
+
+@pytest.mark.parametrize("reward", ["scores:own", "scores.py:own"])
+def test_a_complete_run_stays_so_where_its_reward_has_changed(
+    reward: str, queue: FakeQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts: list[Path] = []
+    monkeypatch.setattr("hpc_grpo.cli.train.run_attempt", lambda run, *_args: attempts.append(run.path) or 0)
+    (tmp_path / "rows.jsonl").write_text(ROW)
+    (tmp_path / "scores.py").write_text("def own(completions, **columns): return [0.2 for _ in completions]")
+    words = ["local/debug", "data.train.path=rows.jsonl", "eval.every=null", f"rewards=[{{name: {reward}}}]"]
+    words += ["model.path=org/m", "run.root=runs", "model.device=cpu"]
+    run = freeze(load_config(words[0], [*words[1:], "train.total_steps=3"]), [], [])
+    take_inputs(run, local_fingerprints(read_config(run), tmp_path))
+    run.ledger.write_text('{"step": 1, "attempt": 1, "ordinals": [0]}\n')
+    run.complete_marker.write_text("step 3\n")
+    (tmp_path / "scores.py").write_text("def own(completions, **columns): return [0.5 for _ in completions]")
+    result = call("train", *words, "train.total_steps=4")
+    assert (result.exit_code, run.is_complete(), attempts) == (EXIT_CONFIG, True, [])
+    assert re.search(r"rewards.0.name, scores.py: \d+ bytes, sha256", result.stderr)
+    assert "start a new run: run.name=NAME" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,18 @@ def test_the_eval_before_the_first_step_is_known_to_the_next_attempt(
     assert StepTimes.after(state).evals.p95_s == 300.0
 
 
+def test_an_attempt_that_trains_no_step_keeps_the_runs_reward(
+    make_journal: Callable[[StepTimes], Journal], run_dir: RunDir, clock: list[float]
+) -> None:
+    journal = make_journal(StepTimes.after(None))
+    clock[0] = 10.0
+    journal.record_step(DriverState(1, 1), {**METRICS, "reward/mean": 0.15}, Batch([], [0], {}))
+    journal.close()
+    make_journal(StepTimes.after(None)).publish_state(1, "complete")
+    state = read_state(run_dir)
+    assert state is not None and (state.phase, state.reward) == ("complete", 0.15)
+
+
 def test_the_groups_of_a_step_under_way_are_told_now_and_then_until_the_step_ends(
     make_journal: Callable[[StepTimes], Journal], run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
