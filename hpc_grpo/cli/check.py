@@ -14,7 +14,17 @@ from typing import Any
 import click
 
 from hpc_grpo.cli.foreign import foreign_options, translated
-from hpc_grpo.cli.options import CONFIG, CONFIG_OR_RUN, JSON, OVERRIDES, complete, echo, echo_json, run_unless_config
+from hpc_grpo.cli.options import (
+    CONFIG,
+    CONFIG_OR_RUN,
+    JSON,
+    OVERRIDES,
+    complete,
+    echo,
+    echo_json,
+    run_unless_config,
+    slurm_overrides,
+)
 from hpc_grpo.cli.request import load_request
 from hpc_grpo.config import Config, LaunchConfig, to_yaml, with_overrides
 from hpc_grpo.config.describe import describe
@@ -124,6 +134,7 @@ def _numbers(least: int) -> Callable[[click.Context, click.Parameter, str | None
     metavar="N",
     help="Number of nodes; default: launch.num_nodes. With RUN: several, such as 2,8.",
 )
+@click.option("--gpus", type=click.IntRange(0), metavar="N", help="GPUs of a node: launch.slurm.gpus_per_node.")
 @click.option("--learners", callback=_numbers(1), metavar="N,…", help="With RUN: numbers of learners per node.")
 @click.option("--lag", "lags", callback=_numbers(0), metavar="N,…", help="With RUN: values of rollout.max_policy_lag.")
 @click.option("--size", type=click.Choice(list(FAMILY)), help="Plan for Qwen2.5 of this size instead of model.path.")
@@ -141,6 +152,7 @@ def plan(
     config_name: str,
     overrides: tuple[str, ...],
     nodes: tuple[int, ...],
+    gpus: int | None,
     learners: tuple[int, ...],
     lags: tuple[int, ...],
     size: str | None,
@@ -155,7 +167,7 @@ def plan(
     node-hours. Uses the lengths and times that the run has measured. Needs the full installation, but no nodes.
     """
     if (run := run_unless_config(config_name)) is not None:
-        if any(value is not None for value in (size, *asked.values())) or overrides:
+        if any(value is not None for value in (size, gpus, *asked.values())) or overrides:
             raise click.UsageError("A RUN allows only --nodes, --learners, --lag and --json.")
         config = read_config(run)
         settings = settings_of(config, nodes or (1, 2, 4, 8), learners or None, lags or None)
@@ -167,7 +179,7 @@ def plan(
         return
     if learners or lags or len(nodes) > 1:
         raise click.UsageError("--learners, --lag and several --nodes need a RUN, whose measured times they use.")
-    request = load_request(config_name, overrides)
+    request = load_request(config_name, [*overrides, *slurm_overrides({"gpus_per_node": gpus})])
     start = inputs.start_of(request.config)
     if size is None:
         inputs.refuse_unsupported_model(request.config, start, request.environ)

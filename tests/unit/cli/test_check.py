@@ -55,6 +55,13 @@ def test_without_a_name_the_gpus_of_this_machine_count(tmp_path: Path, monkeypat
     assert found.stdout == call("plan", CONFIG_7B, "--size", "7B", "--hardware", "h200").stdout
 
 
+def test_gpus_of_a_node_are_given_to_plan_as_to_submit() -> None:
+    words = ["plan", "local/debug", "--size", "0.5B", "model.device=auto", "--hardware", "h200"]
+    asked = call(*words, "--gpus", "2")
+    assert asked.stdout == call(*words, "launch.slurm.gpus_per_node=2").stdout
+    assert "requests no GPU" in call(*words).stdout and "requests no GPU" not in asked.stdout
+
+
 def test_the_exit_code_says_whether_it_fits() -> None:
     assert call("plan", CONFIG_7B, "--size", "7B").exit_code == 0
     result = call("plan", CONFIG_7B, "--size", "32B", "--nodes", "1")
