@@ -99,6 +99,7 @@ _OTHER_WORDS = {
     "chat": "model sample",
     "evaluate": "model eval",
     "generate": "model sample",
+    "help": "--help",
     "run": "train",
     "runs": "status",
     "sbatch": "submit",
@@ -114,7 +115,7 @@ def up_to_date(words: list[str]) -> list[str]:
     """Return the words of a command line with current names. Print the old names that it replaces."""
     name = words[0] if words else ""
     told = [f"{name} is now {MOVED[name]}"] if name in MOVED else []
-    new = [*MOVED.get(name, name).split(), *words[1:]]
+    new = [*(MOVED[name].split() if name in MOVED else words[:1]), *words[1:]]
     if " ".join(new).startswith(_HAD_THEM):
         for place, (option, *rest) in enumerate(word.partition("=") for word in new):
             if option in MOVED_OPTIONS:
@@ -168,6 +169,9 @@ class _Group(PlainGroup):
             return super().invoke(ctx)
         except click.NoSuchOption as error:
             raise _without_option(error) from None
+        except click.MissingParameter as error:
+            said = "`hpc-grpo init` writes a CONFIG." if error.param and error.param.name == "config_name" else None
+            raise click.MissingParameter(said, error.ctx, error.param) from None
         except HpcGrpoError as error:
             with contextlib.suppress(OSError):  # a disk that is full changes no exit code
                 echo(f"error: {error}", err=True)

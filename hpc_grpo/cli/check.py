@@ -23,6 +23,7 @@ from hpc_grpo.cli.options import (
     echo,
     echo_json,
     run_unless_config,
+    show,
     slurm_overrides,
 )
 from hpc_grpo.cli.request import load_request
@@ -90,13 +91,10 @@ def config(
         request = load_request(words[0], [*sets, *words[1:]]) if words else None
         launch = request.config.launch if request else LaunchConfig()
         variables = environment_report(request.environ if request else os.environ, launch, ENVIRONMENT)
-        if as_json:
-            echo_json([asdict(variable) for variable in variables])
-        else:
-            echo(variables_text(variables), nl=False)
+        show([asdict(variable) for variable in variables], variables_text(variables), as_json)
         return
     if not words:
-        raise click.UsageError("Missing argument 'CONFIG'.")
+        raise click.UsageError("Missing argument 'CONFIG'. `hpc-grpo init` writes one.")
     name, keys = words[0], [word for word in words[1:] if "=" not in word]
     overrides = [*sets, *(word for word in words[1:] if "=" in word)]
     if as_json + as_yaml + bool(keys or changed) > 1:
@@ -107,10 +105,8 @@ def config(
         request = load_request(name, overrides)
         request.tell()
         resolved = request.config
-    if as_json:
-        echo_json(resolved.model_dump(mode="json"))
-    else:
-        echo(to_yaml(resolved) if as_yaml else describe(resolved, keys, only_changed=changed), nl=False)
+    text = to_yaml(resolved) if as_yaml else describe(resolved, keys, only_changed=changed)
+    show(resolved.model_dump(mode="json"), text, as_json)
 
 
 def _numbers(least: int) -> Callable[[click.Context, click.Parameter, str | None], tuple[int, ...]]:
@@ -265,10 +261,7 @@ def doctor(
     else:
         groups = diagnose(context, nodes, wait_min, tell=lambda text: echo(text, err=True))
     took_s = time.monotonic() - begun
-    if as_json:
-        echo_json(facts_of(groups))
-    else:
-        echo(report_text(groups, took_s), nl=False)
+    show(facts_of(groups), report_text(groups, took_s), as_json)
     if has_failure(groups):
         sys.exit(EXIT_CONFIG)
 

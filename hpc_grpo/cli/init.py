@@ -33,6 +33,7 @@ from hpc_grpo.system.readable import counted
 
 _PROMPTS = ("question", "prompt", "problem", "instruction", "input", "query")
 _ANSWERS = ("answer", "solution", "target", "output", "response", "label")
+_COMPARING = ("correctness", "math", "exact", "gsm8k", "multiple_choice", "string_f1")
 _BILLIONS = re.compile(r"(\d+(?:\.\d+)?)\s*[bB](?![a-z])")
 _EVAL_PROMPTS, _LEAST_STEPS, _MANY_STEPS, _MOST_READ = 8, 20, 100, 10_000
 _CPU_MICROBATCH = 1024  # tokens; the longest sequence of a config for CPUs has 640
@@ -79,6 +80,11 @@ def init(file: Path, **given: Any) -> None:
         sorted({*islice(prompt_hashes(SourceConfig(path=data, **fields)), _MOST_READ)}) if has_rows(Path(data)) else []
     )
     reward = answer("reward", "Reward (a built-in, or my_rewards.py:function)", "correctness")
+    if fields.get("answer_field", "") is None and reward in _COMPARING:
+        raise ConfigError(
+            f"{data} has no column with the name of an answer ({', '.join(_ANSWERS)}), with which {reward} compares. "
+            f"Name it with --answer-field."
+        )
     here = str(LocalPlace().node_resources().num_gpus)
     gpus = int(answer("gpus", "GPUs of a node (0: CPUs)", here, click.IntRange(0)))
     eval_set = answer("eval_set", "Eval set (a file, or the share of the data to hold out)", _share(hashes))

@@ -234,6 +234,14 @@ def echo_json(facts: Any) -> None:
     echo(json.dumps(for_json(facts), indent=2, allow_nan=False, default=str))
 
 
+def show(facts: Any, text: object, as_json: bool) -> None:
+    """Print `facts` as JSON, or `text`."""
+    if as_json:
+        echo_json(facts)
+    else:
+        echo(str(text).removesuffix("\n"))
+
+
 def _roots(root: Path | None = None) -> list[Path]:
     if root is not None:
         return [root]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpc_grpo.cli.hub import HubRepository, copy_export
-from hpc_grpo.cli.options import JSON, OVERRIDES, RUN, echo, echo_json, find_run
+from hpc_grpo.cli.options import JSON, OVERRIDES, RUN, echo, find_run, show
 from hpc_grpo.config import Config, with_overrides
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.freeze import working_dir
@@ -58,10 +58,7 @@ def replay(run_name: str, overrides: tuple[str, ...], step: int, as_json: bool) 
     config, changed = _prepared(run, overrides, "a replay")
     with redirect_stdout(sys.stderr):  # libraries print to stdout when they are imported or start
         result = train_again(run, step, config, changed)
-    if as_json:
-        echo_json(asdict(result))
-    else:
-        echo(shown(result, step))
+    show(asdict(result), shown(result, step), as_json)
 
 
 @click.command()

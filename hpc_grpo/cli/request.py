@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -121,9 +122,15 @@ def load_request(config_name: str, overrides: Sequence[str]) -> Request:
 
 
 def _loaded(name: str, overrides: Sequence[str], environ: Mapping[str, str] = os.environ) -> Config:
-    """Load a config. Raises ConfigError, which names our key for an unknown key of another system."""
-    try:
+    with naming_our_keys():
         return load_config(name, overrides, environ)
+
+
+@contextmanager
+def naming_our_keys() -> Iterator[None]:
+    """Add our key to an error of the block about an unknown key of another system."""
+    try:
+        yield
     except InvalidConfigError as error:
         lines = [
             f"{unknown[0]}: unknown key. {ours}" if unknown and (ours := counterpart(*unknown)) else line

@@ -27,6 +27,7 @@ from hpc_grpo.cli.options import (
     runs_below,
     runs_root,
     say_no_runs,
+    show,
 )
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.report.logs import attempt_dir, follow, is_of_an_actor, log_files, ray_logs, tail, why_no_attempt
@@ -197,7 +198,4 @@ def compare(run_names: tuple[str, ...], as_json: bool) -> None:
 
     runs = find_sweep(run_names[0]) if len(run_names) == 1 else []
     found: Any = sweep_results(runs) if runs else compare_runs([find_run(name) for name in run_names])
-    if as_json:
-        echo_json(asdict(found))
-    else:
-        echo(found)
+    show(asdict(found), found, as_json)

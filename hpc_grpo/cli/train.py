@@ -12,7 +12,7 @@ from typing import NoReturn
 import click
 
 from hpc_grpo.cli.options import CONFIG_OR_RUN, DRIVER, OVERRIDES, RUN, STARTS_RUN, echo, open_run
-from hpc_grpo.cli.request import Request, load_request_or_run
+from hpc_grpo.cli.request import Request, load_request_or_run, naming_our_keys
 from hpc_grpo.errors import EXIT_CRASH
 from hpc_grpo.launch.chain.link import LinkJob
 from hpc_grpo.launch.chain.submit import remove_stop
@@ -54,7 +54,8 @@ def fork(run_name: str, step: int | None, overrides: tuple[str, ...]) -> None:
     Model, optimizer, schedule and position in the data continue from step N. RUN does not change. The name of the new
     run is RUN-from-N, or run.name=NAME.
     """
-    new = fork_run(open_run(run_name), step, sys.argv, overrides)
+    with naming_our_keys():
+        new = fork_run(open_run(run_name), step, sys.argv, overrides)
     echo(f"Forked {run_name} at step {newest_step(new)}: {new.path}")
     echo(f"Train it with: hpc-grpo submit {new.path}    (or here: hpc-grpo train {new.path})")
 

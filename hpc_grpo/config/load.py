@@ -57,7 +57,7 @@ def with_overrides(config: Config, overrides: Iterable[str], environ: Mapping[st
     """Apply `overrides` to a resolved config and check it like `load_config`. Raises ConfigError."""
     values = config.model_dump(mode="json")
     resolved = frozenset(texts_in(values))
-    return _validated(overridden(values, overrides), "With these overrides it", Loading(environ, resolved))
+    return _validated(overridden(values, overrides), "With these overrides the config", Loading(environ, resolved))
 
 
 def load_values(

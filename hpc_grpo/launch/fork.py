@@ -102,10 +102,12 @@ def _refuse_kept(before: Config, config: Config, step: int) -> None:
 
 def _refuse_without_checkpoint(run: RunDir, step: int) -> None:
     steps = sorted(found.step for found in valid_checkpoints(run, check_hashes=False))
+    if not steps:
+        raise ConfigError(f"Run {run.name} has no valid checkpoint. A run writes its first one after its first step.")
     if step not in steps:
         raise ConfigError(
             f"--step = {step}: {run.path} has no checkpoint of this step. Steps with a checkpoint: "
-            f"{', '.join(map(str, steps)) or 'none'}. checkpoint.keep_last decides how many a run keeps."
+            f"{', '.join(map(str, steps))}. checkpoint.keep_last decides how many a run keeps."
         )
 
 

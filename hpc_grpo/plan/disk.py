@@ -62,10 +62,6 @@ class DiskBudget:
         return self.sure_bytes > self.room.num_bytes
 
     @property
-    def has_too_many_files(self) -> bool:
-        return self.room.num_files is not None and self.num_files > self.room.num_files
-
-    @property
     def fits(self) -> bool:
         return self.num_bytes <= self.room.num_bytes
 

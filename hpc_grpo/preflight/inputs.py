@@ -220,7 +220,7 @@ def judged_disk(disk: DiskBudget) -> Finding:
         return failure(f"the run keeps {_sure(disk)}", _MAKE_ROOM)
     if not disk.fits:
         return warning(f"{says}, if completions get long", _MAKE_ROOM)
-    if disk.has_too_many_files:
+    if disk.room.num_files is not None and disk.num_files > disk.room.num_files:
         says = f"the run makes about {disk.num_files:,} files, and {disk.room.num_files:,} files are"
         return warning(f"{says} {disk.room.files_limit} in {disk.folder}", _MAKE_ROOM)
     return ok(says)

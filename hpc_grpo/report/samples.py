@@ -168,7 +168,7 @@ def before_and_after(run: RunDir, in_their_order: int = 0) -> str:
     """
     main = next((own for own in held_out(run, read_metrics(run.metrics)) if not own["set"]), None)
     if main is None or len(main["steps"]) < 2:
-        return "Completions are compared once two evals have been written."
+        return "Completions are compared once two evals have been written (eval.every, data.held_out, data.eval)."
     shown = []
     for prompt in main["prompts"]:
         judged = [[own for own in prompt["evals"][at] if own["right"] is not None] for at in (0, -1)]

@@ -6,6 +6,7 @@ interrupted save has none. The learners write the files (learner/checkpoint.py).
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,6 @@ from hpc_grpo.run.progress import read_state
 
 MANIFEST = "manifest.json"
 HASH_ALGORITHM = "xxh3_128"
-_HASH_BLOCK_BYTES = 1 << 22
 _HASH_THREADS = 4
 _OF_THE_MANIFEST = {MANIFEST, copy_path(Path(MANIFEST)).name}
 _SHOWN_PROBLEMS = 4
@@ -192,12 +192,9 @@ def hash_files(path: Path, names: list[str]) -> list[FileEntry]:
     import xxhash
 
     def entry_of(name: str) -> FileEntry:
-        hasher, size = xxhash.xxh3_128(), 0
         with (path / name).open("rb") as file:
-            while block := file.read(_HASH_BLOCK_BYTES):
-                hasher.update(block)
-                size += len(block)
-        return FileEntry(name, size, hasher.hexdigest())
+            digest = hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
+            return FileEntry(name, file.tell(), digest)
 
     with ThreadPoolExecutor(_HASH_THREADS) as pool:
         return list(pool.map(entry_of, names))

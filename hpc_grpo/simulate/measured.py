@@ -124,7 +124,7 @@ def read_measurements(run: RunDir, config: Config) -> Measurements:
         raise ConfigError(
             f"{run.path} has no attempt of {_FEWEST_STEPS} steps or more to learn from: its "
             f"{counted(len(set(numbers)), 'attempt')} took {len(numbers)} steps. Train longer, or see what "
-            f"`hpc-grpo plan` expects."
+            f"`hpc-grpo plan CONFIG` expects."
         )
     lines, to_go = attempt.lines, attempt.num_remaining_steps
     return Measurements(

@@ -172,6 +172,11 @@ def test_evals_before_a_change_of_eval_num_samples_are_compared_as_they_were_sam
     assert hpc_grpo.compare(["third", "fourth"]).differences["fourth - third"]["eval/pass@1"] == 0.5
 
 
+def test_a_run_is_not_compared_with_itself(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="A run is given twice"):
+        hpc_grpo.compare(["my-run", "runs/my-run"])
+
+
 def test_one_run_is_no_comparison(folder: Path) -> None:
     with pytest.raises(ConfigError, match="1 runs: a comparison needs two or more"):
         hpc_grpo.compare(["my-run"])

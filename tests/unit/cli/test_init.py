@@ -121,6 +121,7 @@ def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
         (["--model", "org/m", "--data", "rows.jsonl", "--eval", "1e-9"], "would hold out 1e-09 of"),
         (["--model", "org/m", "--data", "one.jsonl"], "of 1 prompt, which is none of them or all. Give a file: --eval"),
         (["--model", "org/m", "--data", "odd.jsonl"], "has the columns x, and none has the name of a prompt"),
+        (["--model", "org/m", "--data", "asks.jsonl"], "Name it with --answer-field."),
         (["--model", "org/m", "--data", "empty.jsonl"], "empty.jsonl is empty. It must hold at least one item."),
         (["--model", "org/m", "--data", "rows.csv"], "files must end in"),
         (["a.txt", "--model", "org/m", "--data", "rows.jsonl"], "FILE = a.txt: the name must end in .yaml or .yml"),
@@ -131,6 +132,7 @@ def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_written_is_one_error(tmp_path: Path, words: list[str], said: str) -> None:
     (tmp_path / "odd.jsonl").write_text('{"x": 1}\n')
+    (tmp_path / "asks.jsonl").write_text('{"question": "1 + 1?", "n": "2"}\n{"question": "1 + 2?", "n": "3"}\n')
     (tmp_path / "one.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "rows.csv").write_text("question,answer\n1 + 1?,2\n")

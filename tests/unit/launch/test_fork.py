@@ -67,6 +67,13 @@ def test_the_new_run_goes_on_from_the_step_and_the_other_stays_as_it_is(run: Run
     assert content(run) == before
 
 
+def test_a_run_without_a_checkpoint_cannot_be_forked(run: RunDir) -> None:
+    for step in (2, 4):
+        (run.checkpoint(step) / "weights.pt").unlink()
+    result = fork(run)
+    assert (result.exit_code, "has no valid checkpoint" in result.stderr) == (EXIT_CONFIG, True)
+
+
 def test_a_fork_of_a_cell_lies_beside_the_sweep(run: RunDir, tmp_path: Path) -> None:
     (tmp_path / CELLS).mkdir()
     beside = tmp_path.parent / f"{tmp_path.name}-{run.path.name}-from-2"
@@ -210,6 +217,7 @@ def test_a_fork_keeps_the_limit_that_decides_which_demonstrations_are_dropped(ru
         (["--step", "2", "lora={rank: 4}"], "lora.rank: None there, 4 now"),
         (["--step", "2", "data.train.path=org/others"], "data.train.path: 'org/rows' there"),
         (["--step", "2", "train.lrr=1"], "did you mean 'lr'?"),
+        (["train.learning_rate=1"], "learning_rate is TRL's: here set train.lr"),
         (["--step", "2", "run.name=debug"], "a fork needs a new directory"),
     ],
 )

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from hpc_grpo.metrics.console import ConsoleSink, plain_line
 from hpc_grpo.metrics.record import StepRecord
+from hpc_grpo.metrics.sinks import ConsoleSink, plain_line
 
 LINE = (
     "Step 6/95 epoch 1/5 reward 0.531 lag 0 mismatch 1e-06 tokens/s 1.2k eta 0:02:10"

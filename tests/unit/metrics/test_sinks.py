@@ -14,11 +14,11 @@ import pytest
 
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError, EndAskedError
-from hpc_grpo.metrics.console import ConsoleSink
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.metrics.sinks import (
     COLUMNS,
     NAMES,
+    ConsoleSink,
     JsonlSink,
     RenamingSink,
     TensorBoardSink,
