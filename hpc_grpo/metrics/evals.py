@@ -164,7 +164,7 @@ def share_interval(shares: Sequence[float], max_draws: int = 1) -> tuple[float, 
         n = min(n, num_prompts * p * (1 - p) / spread)
     middle, half = p + _Z**2 / (2 * n), _Z * math.sqrt(p * (1 - p) / n + _Z**2 / (4 * n**2))
     scale = 1 + _Z**2 / n
-    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
+    return (middle - half) / scale if p > 0.0 else 0.0, (middle + half) / scale if p < 1.0 else 1.0
 
 
 def mean_interval(values: Sequence[float], z: float = _Z) -> tuple[float, float]:

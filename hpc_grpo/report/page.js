@@ -27,7 +27,7 @@ const faint = (name, share) => `color-mix(in srgb, ${color(name)} ${share}%, tra
 
 const inTwo = (value, size, big, small) => whole(`${Math.floor(Math.round(value) / size)} ${big} ${Math.round(value) % size} ${small}`);
 const FORMATS = {
-  plain: (value) => (value === 0 ? "0" : Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : Math.abs(value) >= 100 ? value.toFixed(0)
+  plain: (value) => (Math.abs(value) < 1e-12 ? "0" : Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : Math.abs(value) >= 100 ? value.toFixed(0)
     : Math.abs(value) >= 10 ? value.toFixed(1) : Math.abs(value) >= 0.01 ? value.toFixed(2) : value.toExponential(0).replace("e-", "e−")),
   percent: (value) => whole(`${Math.round(100 * value)} %`),
   seconds: (value) => (value >= 172800 ? inTwo(value / 3600, 24, "d", "h") : value >= 3599.5 ? inTwo(value / 60, 60, "h", "min")
@@ -71,7 +71,8 @@ function chartsOf(run) {
     { id: "tokens", title: "Tokens of a completion", from: 0, lines: one("tokens/completion_mean", "d") },
     { id: "cut", title: "Completions cut off at the limit", range: [0, 1], format: "percent", lines: one("tokens/truncated_fraction", "b") },
     { id: "alike", title: "Groups whose rewards are all equal", range: [0, 1], format: "percent", lines: one("reward/zero_variance_fraction", "f") },
-    { id: "episodes", title: "Episodes", from: 0, lines: matching(/^episode\/(.+)$/) },
+    { id: "turns", title: "Turns of an episode", from: 0, lines: one("episode/turns", "d") },
+    { id: "episodes", title: "Episodes", from: 0, lines: matching(/^episode\/(?!turns$)(.+)$/) },
     { id: "entropy", title: "Entropy, nats a token", from: 0, lines: one("policy/entropy", "c") },
     { id: "gradient", title: "Gradient norm", from: 0, lines: one("grad_norm", "a") },
     { id: "loss", title: "Loss", lines: hasHero ? one("loss/policy", "f") : [] },
@@ -163,7 +164,7 @@ function draw(spec) {
     scales: { x: { time: false, range: (_, low, high) => [low <= steps[0] ? steps[0] - room() : low, high >= steps.at(-1) ? steps.at(-1) + room() : high] },
       y: { range: (_, low, high) => range ?? (spec.from === 0 ? [0, (high || 1) * 1.12] : low || high ? uPlot.rangeNum(low, high, 0.15, true) : [0, 1]) } },
     axes: [{ ...axis, size: 26, gap: 4, space: 60, grid: { show: false }, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6] },
-      { ...axis, size: 48, gap: 6, space: spec.hero ? 44 : 34, grid: { stroke: () => color("grid"), width: 1 }, values: (_, ticks) => ticks.map(spec.format ? format : tick) }],
+      { ...axis, size: (_, shown) => Math.max(48, ...(shown ?? []).map((own) => 16 + 6.2 * own.length)), gap: 6, space: spec.hero ? 44 : 34, grid: { stroke: () => color("grid"), width: 1 }, values: (_, ticks) => ticks.map(spec.format ? format : tick) }],
     cursor: { y: false, sync: { key: "steps" }, drag: { x: true, y: false, dist: 6, click: () => {} }, points: spec.stacked ? { show: false } : { size: 9 },
       move: (self, left, top) => [left < 0 ? left : self.valToPos(steps[self.posToIdx(left)], "x"), top],
       dataIdx: (self, of, index) => indexAtOrBefore(self.data[of], index) },
@@ -219,7 +220,8 @@ function tile(run, title, name, chart, format, better) {
   const unit = format === "percent" ? 0.01 : 1e-9, change = Math.round((sum(values.slice(-part)) - sum(values.slice(0, part))) / part / unit) * unit;
   const low = Math.min(...values), high = Math.max(...values), y = (value) => 28 - (26 * (value - low)) / (high - low || 1);
   const said = format === "percent" ? `${Math.round(100 * Math.abs(change))} points` : FORMATS[format](Math.abs(change));
-  const verdict = !better || !change ? "" : Math.sign(change) === better ? ", better" : ", worse";
+  const isNoise = name !== PASS && Math.abs(change) < 0.02 * Math.max(Math.abs(low), Math.abs(high));
+  const verdict = !better || !change || isNoise ? "" : Math.sign(change) === better ? ", better" : ", worse";
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg"), path = document.createElementNS(svg.namespaceURI, "path");
   for (const [key, value] of Object.entries({ viewBox: "0 0 100 30", preserveAspectRatio: "none", "aria-hidden": "true" })) svg.setAttribute(key, value);
   path.setAttribute("d", `M${values.map((value, index) => `${((100 * index) / (values.length - 1 || 1)).toFixed(2)} ${y(value).toFixed(2)}`).join("L")}`);
@@ -249,7 +251,7 @@ function completion(answer) {
   const signed = (value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(2)}`;
   const parts = Object.entries(answer.parts), own = [].concat(answer.advantage ?? []).map((value) => (typeof value === "number" ? signed(value) : "–"));
   const about = [answer.reward != null && `reward ${two(answer.reward)}`, ...(parts.length > 1 ? parts.map(([name, value]) => `${name} ${value == null ? "–" : two(value)}`) : []),
-    own.length && `advantage ${own.join(", ")}`, answer.tokens != null && counted(answer.tokens, "token"), answer.turns.length > 0 && counted(answer.turns.length, "turn"), ...answer.why].filter(Boolean);
+    own.length && `advantage ${[...new Set(own)].join(", ")}`, answer.tokens != null && counted(answer.tokens, "token"), answer.turns.length > 0 && counted(answer.turns.length, "turn"), ...answer.why].filter(Boolean);
   const [verdict, shape] = VERDICTS[answer.right], says = { right: "right", wrong: "wrong", unknown: "not judged" }[verdict];
   const said = (who, text, kind) => make("div", { class: `turn ${kind}` }, make("span", {}, who), make("pre", {}, text || "(empty)"));
   const turn = ({ observation, text, reward }, index) => [
@@ -364,12 +366,12 @@ function showDiff() {
 
 function showHead() {
   const run = focus(), own = run.headline, isOver = GOOD.includes(run.state) || BAD.includes(run.state) || run.state === "stopped";
-  document.title = `${run.name} – hpc-grpo`;
+  document.title = `${shapeOf(run.state)} ${run.name} – hpc-grpo`;
   byId("name").textContent = run.name;
   byId("state").textContent = `${shapeOf(run.state)} ${run.state}`;
   byId("state").className = `state ${moodOf(run.state)}`;
-  const length = run.total_steps && !isOver ? `in ${progressOf(run)} steps` : `in ${counted(run.step ?? own?.end ?? 0, "step")}`;
-  byId("measure").textContent = own ? `${own.measure}${own.measure === "pass@1" ? " on held-out prompts" : ""}, ${length} and ${FORMATS.seconds(run.seconds)}` : "";
+  const length = run.total_steps && run.state !== "complete" ? `in ${progressOf(run)} steps` : `in ${counted(run.step ?? own?.end ?? 0, "step")}`;
+  byId("measure").textContent = own ? `${isComparing() ? `${run.name}: ` : ""}${own.measure}${own.measure === "pass@1" ? " on held-out prompts" : ""}, ${length} and ${FORMATS.seconds(run.seconds)}` : "";
   byId("headline").replaceChildren(...(own ? [...(own.begin === own.end ? [] : [`${two(own.from)} `, make("i", {}, "→"), " "]), `${two(own.to)} `, own.low == null ? "" : make("small", {}, `[${two(own.low)}, ${two(own.high)}]`)] : [make("small", {}, "No step has ended yet.")]));
   byId("progress").hidden = isOver || !run.total_steps;
   byId("progress").firstChild.style.width = `${(100 * (run.step ?? 0)) / (run.total_steps || 1)}%`;
@@ -402,7 +404,7 @@ function showEvals() {
 const clock = (unix) => new Date(1000 * unix).toLocaleString("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
 function showAttempts() {
   const { attempts, seconds, metrics } = focus();
-  byId("time-note").textContent = attempts.length ? `${FORMATS.seconds(seconds)} in ${counted(attempts.length, "attempt")}` : "no attempt yet";
+  byId("time-note").textContent = attempts.length ? `${isComparing() ? `${focus().name}: ` : ""}${FORMATS.seconds(seconds)} in ${counted(attempts.length, "attempt")}` : "no attempt yet";
   const begin = Math.min(...attempts.map((own) => own.started_at - own.queued_s)), end = Math.max(...attempts.map((own) => own.started_at + (own.seconds ?? 0))), all = end - begin || 1;
   const isSpread = attempts.length > 1 || attempts.some((own) => own.queued_s > 1);
   const place = (from, length) => ({ left: `${(100 * (from - begin)) / all}%`, width: `${(100 * length) / all}%` });

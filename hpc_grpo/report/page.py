@@ -192,7 +192,7 @@ def _attempts(records: RunRecords, columns: MetricColumns, now: float) -> list[d
     found = []
     for attempt in explain_attempts(records, now):
         record, length = attempt.record, attempt.duration_s
-        parts = {"bringing up Ray": sum(record.phases_s.get(phase, 0.0) for phase in ("head", "ray"))}
+        parts = {"bringing up Ray": record.phases_s.get("ray", record.phases_s.get("head", 0.0))}
         parts |= phase_seconds(times[record.attempt])
         if length is not None and (other := length - sum(parts.values())) > 0:
             parts["other"] = other

@@ -23,7 +23,7 @@ NEAR_THE_LIMIT_S = 300.0
 
 @dataclass
 class AttemptRecord:
-    """The content of attempt.json. Times are unix seconds; `phases_s` are durations by phase name.
+    """The content of attempt.json. Times are unix seconds; `phases_s` are durations by phase; `ray` includes `head`.
 
     `first_step` is the step of the checkpoint that the attempt started from. `ray_dashboard` is an address on the
     head's loopback, "" without a dashboard. `restarts` has a reason for each restart of the driver within the attempt.

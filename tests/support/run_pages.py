@@ -59,7 +59,7 @@ def finished_run(path: Path, lr: str = "1.0e-6") -> RunBuilder:
     git = {"commit": "0123456789abcdef", "dirty": True}
     write_json_atomic(built.run.source, {"created_at": 1.7e9, "version": "0.1.0", "git": git})
     crashed = built.attempt(
-        1, "crash", why="torch.OutOfMemoryError: CUDA out of memory", age_s=900, phases_s={"ray": 5}
+        1, "crash", why="torch.OutOfMemoryError: CUDA out of memory", age_s=900, phases_s={"head": 4, "ray": 5}
     )
     built.log(crashed, "W&B run 0123abcd: https://wandb.ai/lab/hpc-grpo/runs/0123abcd\ntorch.OutOfMemoryError: CUDA\n")
     write_atomic(built.run.wandb_id, "0123abcd\n")

@@ -72,6 +72,11 @@ def test_the_interval_of_one_sample_a_prompt_is_wilsons(count: int, num_prompts:
     assert share_interval(shares) == pytest.approx((low, high), abs=5e-5)
 
 
+@pytest.mark.parametrize("num_prompts", range(1, 40))
+def test_the_interval_of_none_or_all_ends_at_exactly_0_or_1(num_prompts: int) -> None:
+    assert (share_interval([0.0] * num_prompts)[0], share_interval([1.0] * num_prompts)[1]) == (0.0, 1.0)
+
+
 def test_further_completions_of_a_prompt_count_as_far_as_they_tell_more() -> None:
     one_each = share_interval([0.0, 1.0] * 20)
     assert share_interval([0.0, 1.0] * 20, max_draws=4) == one_each  # all four of a prompt alike
