@@ -33,7 +33,7 @@ from hpc_grpo.system.readable import counted
 
 _PROMPTS = ("question", "prompt", "problem", "instruction", "input", "query")
 _ANSWERS = ("answer", "solution", "target", "output", "response", "label")
-_COMPARING = ("correctness", "math", "exact", "gsm8k", "multiple_choice", "string_f1")
+_COMPARING = ("correctness", "math", "accuracy_reward", "exact", "gsm8k", "multiple_choice", "string_f1")
 _BILLIONS = re.compile(r"(\d+(?:\.\d+)?)\s*[bB](?![a-z])")
 _EVAL_PROMPTS, _LEAST_STEPS, _MANY_STEPS, _MOST_READ = 8, 20, 100, 10_000
 _CPU_MICROBATCH = 1024  # tokens; the longest sequence of a config for CPUs has 640

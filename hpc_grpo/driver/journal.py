@@ -22,7 +22,7 @@ from hpc_grpo.driver.learners import Checkpoints
 from hpc_grpo.driver.rollouts import DriverState
 from hpc_grpo.driver.schedule import StepTimes, StopRequest, TrainLength
 from hpc_grpo.errors import HpcGrpoError
-from hpc_grpo.metrics.record import StepRecord, StepTimer
+from hpc_grpo.metrics.record import REWARD, StepRecord, StepTimer
 from hpc_grpo.metrics.sinks import make_sinks
 from hpc_grpo.metrics.usage import slow_node
 from hpc_grpo.run.contract import ATTEMPT_VARIABLE
@@ -44,7 +44,8 @@ class Journal:
         self, config: Config, run_dir: RunDir, length: TrainLength, times: StepTimes, timer: StepTimer
     ) -> None:
         self._run_dir, self._length, self._step_times = run_dir, length, times
-        self._metrics: Mapping[str, float] = next(reversed(read_metrics(run_dir.metrics).values()), {})
+        last = next(reversed(read_metrics(run_dir.metrics).values()), {})
+        self._metrics: Mapping[str, float] = {name: last[name] for name in (REWARD,) if name in last}
         self._recent: deque[Mapping[str, float]] = deque(maxlen=_RECENT_STEPS)
         self._state: RunState | None = None
         self._published_at = 0.0
@@ -86,7 +87,7 @@ class Journal:
             total_steps=self._length.total_steps,
             attempt=self._attempt,
             phase=phase,
-            reward=self._metrics.get("reward/mean"),
+            reward=self._metrics.get(REWARD),
             tokens_per_s=self._metrics.get("throughput/tokens_per_s"),
             eta_s=self._metrics.get("time/eta_s"),
             step_p95_s=self._step_times.steps.p95_s,

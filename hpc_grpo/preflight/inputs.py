@@ -31,7 +31,7 @@ from hpc_grpo.episodes.workers import first_answer
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.grading.worker import Call, arguments_of
 from hpc_grpo.launch.environment import expand, filtered, job_environ
-from hpc_grpo.launch.freeze import refuse_other_config, refuse_secrets, refuse_sweep, working_dir
+from hpc_grpo.launch.freeze import is_over, refuse_other_config, refuse_secrets, refuse_sweep, working_dir
 from hpc_grpo.launch.place.slurm.partition import refuse_what_cannot_start
 from hpc_grpo.metrics.evals import share_interval
 from hpc_grpo.plan.disk import DiskBudget, read_disk
@@ -84,9 +84,8 @@ def refusals(
     `configs` are one run's config, or the configs of a sweep, which share `launch` and disk. `only` names one check of
     the doctor; "": all checks. `asks_slurm`: also check the GPUs and the partition of a job to submit.
     """
-    unlike = {
-        config.model_dump_json(exclude={"run"}): config for config in configs
-    }  # these checks read no key of `run`
+    # One of each: the runs of a sweep share these inputs.
+    unlike = {config.model_dump_json(exclude={"run"}): config for config in configs}
     checks: list[tuple[str, Callable[[], object]]] = []
     for config in configs:
         checks.append(("run folder", RunDir(config.run_path).refuse_unwritable_root))
@@ -346,7 +345,7 @@ def refuse_unknown_models(config: Config, environ: Mapping[str, str]) -> None:
             HfApi(of_job.get("HF_ENDPOINT"), token).model_info(item.name, timeout=_HUB_S)
         except Exception as error:  # an unreadable token, or whatever the library's HTTP client raises
             if type(error).__name__ != "RepositoryNotFoundError":
-                say(f"{item} is not in the cache, and the hub did not answer: {one_line(str(error), 120)}")
+                say(f"{item} is not in the cache, and could not be looked up on the hub: {one_line(str(error), 120)}")
                 continue
             raise ConfigError(
                 f"{item}: there is no such folder, and the hub has no model of this name, or none for your token. "
@@ -533,7 +532,7 @@ def start_of(config: Config) -> Path:
 def refuse_changed_inputs(config: Config, accepts_changes: bool) -> None:
     """Raise ConfigError, like the run's driver, if local data or functions changed since the run started."""
     run = RunDir(config.run_path)
-    if not accepts_changes and read_inputs(run).fingerprints:
+    if not (accepts_changes or is_over(run, config)) and read_inputs(run).fingerprints:
         refuse_changed(run, local_fingerprints(config, start_of(config)))
 
 

@@ -141,8 +141,9 @@ def gpus(node: NodeFacts, needs: NodeNeeds) -> Finding:
         return failure(says, fix) if needs_gpus else warning(f"{says}: the run is on CPUs", fix)
     if needs.device == "cuda" and not node.gpus:
         return failure(f"model.device = cuda, but {node.gpus_error or 'no GPU'}", "a partition with GPUs")
-    if node.gpus_error and not node.num_gpus and needs.device == "auto":
-        return warning(f"{node.gpus_error}: the run computes on CPUs", "choose it by model.device=cpu, or request GPUs")
+    if node.gpus_error and not (node.num_gpus or needs.gpus_per_node) and needs.device == "auto":
+        says = f"{node.gpus_error}: without an NVIDIA driver the run computes on CPUs"
+        return warning(says, "choose it by model.device=cpu, or request GPUs")
     if node.gpus_error and not (node.num_gpus and node.wheel_cuda):
         return skipped(f"{node.gpus_error}, and torch is built for CPUs or no GPU is requested")
     if node.gpus_error:

@@ -251,7 +251,7 @@ function completion(answer) {
   const signed = (value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(2)}`;
   const parts = Object.entries(answer.parts), own = [].concat(answer.advantage ?? []).map((value) => (typeof value === "number" ? signed(value) : "–"));
   const about = [answer.reward != null && `reward ${two(answer.reward)}`, ...(parts.length > 1 ? parts.map(([name, value]) => `${name} ${value == null ? "–" : two(value)}`) : []),
-    own.length && `advantage ${[...new Set(own)].join(", ")}`, answer.tokens != null && counted(answer.tokens, "token"), answer.turns.length > 0 && counted(answer.turns.length, "turn"), ...answer.why].filter(Boolean);
+    own.length && `advantage ${(new Set(own).size === 1 ? own.slice(0, 1) : own).join(", ")}`, answer.tokens != null && counted(answer.tokens, "token"), answer.turns.length > 0 && counted(answer.turns.length, "turn"), ...answer.why].filter(Boolean);
   const [verdict, shape] = VERDICTS[answer.right], says = { right: "right", wrong: "wrong", unknown: "not judged" }[verdict];
   const said = (who, text, kind) => make("div", { class: `turn ${kind}` }, make("span", {}, who), make("pre", {}, text || "(empty)"));
   const turn = ({ observation, text, reward }, index) => [
@@ -367,10 +367,10 @@ function showDiff() {
 function showHead() {
   const run = focus(), own = run.headline, isOver = GOOD.includes(run.state) || BAD.includes(run.state) || run.state === "stopped";
   document.title = `${shapeOf(run.state)} ${run.name} – hpc-grpo`;
-  byId("name").textContent = run.name;
+  Object.assign(byId("name"), { textContent: run.name, title: run.name });
   byId("state").textContent = `${shapeOf(run.state)} ${run.state}`;
   byId("state").className = `state ${moodOf(run.state)}`;
-  const length = run.total_steps && run.state !== "complete" ? `in ${progressOf(run)} steps` : `in ${counted(run.step ?? own?.end ?? 0, "step")}`;
+  const length = run.total_steps && run.step != null && run.state !== "complete" ? `in ${progressOf(run)} steps` : `in ${counted(run.step ?? own?.end ?? 0, "step")}`;
   byId("measure").textContent = own ? `${isComparing() ? `${run.name}: ` : ""}${own.measure}${own.measure === "pass@1" ? " on held-out prompts" : ""}, ${length} and ${FORMATS.seconds(run.seconds)}` : "";
   byId("headline").replaceChildren(...(own ? [...(own.begin === own.end ? [] : [`${two(own.from)} `, make("i", {}, "→"), " "]), `${two(own.to)} `, own.low == null ? "" : make("small", {}, `[${two(own.low)}, ${two(own.high)}]`)] : [make("small", {}, "No step has ended yet.")]));
   byId("progress").hidden = isOver || !run.total_steps;

@@ -226,8 +226,8 @@ def refuse_changed(run: RunDir, now: Fingerprints) -> None:
         listed = "\n".join(f"  {name}: {before} at the start, {after} now" for name, (before, after) in changed.items())
         raise ConfigError(
             f"The inputs of the run in {run.path} have changed since it started:\n{listed}\nTraining would mix "
-            "both. Restore the files, or start a new run: run.name=NAME. To accept the change, add --accept-changes "
-            f"(train, submit), which records it in {run.inputs.name}."
+            f"both. Restore the files (functions have copies in {run.source_dir}), or start a new run: run.name=NAME. "
+            f"To accept the change, add --accept-changes (train, submit), which records it in {run.inputs.name}."
         )
 
 
