@@ -52,7 +52,7 @@ def reward() -> None:
 @click.option("--prompt", required=True, metavar="TEXT")
 @click.option("--completion", "completions", multiple=True, required=True, metavar="TEXT", help="Several form a group.")
 @click.option("--answer", metavar="TEXT", help="The column `answer`, as text.")
-@click.option("--field", "fields", multiple=True, metavar="NAME=VALUE", help="Another column of the data; YAML.")
+@click.option("--field", "fields", multiple=True, metavar="NAME=VALUE", help="Another column, as YAML: 76 is a number.")
 @_SETTINGS
 @JSON
 def test(

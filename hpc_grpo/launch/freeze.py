@@ -73,8 +73,9 @@ _SHOWN = 4
 def freeze(config: Config, argv: Sequence[str], overrides: Sequence[str], *, accepts_changes: bool = False) -> RunDir:
     """Create the run directory, or resume the existing one. A run that never trained accepts another config.
 
-    `accepts_changes`: continue with the current data, tokenizer, functions and package, and record that. Raises
-    ConfigError if the config is not the run's or holds a secret, and if the run's files are missing or changed.
+    Leaves a complete run as it is, unless it gets more steps. `accepts_changes`: continue with the current data,
+    tokenizer, functions and package, and record that. Raises ConfigError if the config is not the run's or holds a
+    secret, and if the run's files are missing or changed.
     """
     refuse_secrets(config)
     refuse_sweep(config)
@@ -168,6 +169,8 @@ def is_listed(key: str, entries: Collection[str]) -> bool:
 
 def _take_up(run: RunDir, config: Config, now: Mapping[str, Any], accepts_changes: bool) -> None:
     changed = refuse_other_config(run, config)
+    if run.is_complete() and not _extends(run, changed):
+        return
     source = read_record(run.source, _resumable) or {**now, "resumed": []}
     folder = Path(source["working_dir"])
     if not folder.is_dir():
@@ -187,8 +190,7 @@ def _take_up(run: RunDir, config: Config, now: Mapping[str, Any], accepts_change
     if accepts_changes:
         accept_changes(run, now["argv"])
     # Before the config: a command killed between the two can be repeated.
-    if run.is_complete() and _extends(run, changed):
-        run.complete_marker.unlink()
+    run.complete_marker.unlink(missing_ok=True)
     # Also replace a damaged copy, and the copy of a moved run.
     if takes_copy or "copy" not in source:
         write_config(run, config)

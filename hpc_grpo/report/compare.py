@@ -58,11 +58,11 @@ class Comparison:
 
 def compare_runs(runs: Sequence[RunDir]) -> Comparison:
     """Compare each run with the first. Raises ConfigError for fewer than two runs, or a run without a finished step."""
-    if len({run.path.absolute() for run in runs}) < len(runs):
-        raise ConfigError("A run is given twice. Name each run once.")
     if len(runs) < 2:
         raise ConfigError(f"{len(runs)} runs: a comparison needs two or more, such as runs/a and runs/b.")
     names, configs, metrics = names_of(runs), [read_config(run) for run in runs], [_lines(run) for run in runs]
+    if len({run.path.absolute() for run in runs}) < len(runs):
+        raise ConfigError("A run is given twice. Name each run once.")
     last = [last_values(lines) for lines in metrics]
     differences: dict[str, dict[str, float]] = {}
     notes = []

@@ -154,6 +154,9 @@ def test_a_complete_run_stays_so_where_its_reward_has_changed(
     assert (result.exit_code, run.is_complete(), attempts) == (EXIT_CONFIG, True, [])
     assert re.search(r"rewards.0.name, scores.py: \d+ bytes, sha256", result.stderr)
     assert "start a new run: run.name=NAME" in result.stderr
+    before = {file: file.read_bytes() for file in run.path.rglob("*") if file.is_file()}
+    assert call("train", *words, "train.total_steps=3", "--accept-changes").exit_code == 0
+    assert {file: file.read_bytes() for file in run.path.rglob("*") if file.is_file()} == before
 
 
 @pytest.mark.parametrize(
