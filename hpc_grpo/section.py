@@ -40,10 +40,6 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
-class Args(Section):
-    """Settings that only one variant has: the key `args` of its section. A user's own function has a mapping there."""
-
-
 def _written_out(value: object, info: ValidationInfo) -> object:
     """Replace `~` and `$NAME`, except without `Loading`: a run directory's config has its paths expanded already.
 

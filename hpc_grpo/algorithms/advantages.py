@@ -20,7 +20,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from hpc_grpo import types
 from hpc_grpo.errors import ConfigError, described
 from hpc_grpo.registry import ADVANTAGES
-from hpc_grpo.section import Args, ByName, Fraction, PathText, Section
+from hpc_grpo.section import ByName, Fraction, PathText, Section
 
 _STD_EPS = 1e-4
 """Added to the standard deviation, as in TRL: advantages of almost equal rewards must not explode."""
@@ -66,7 +66,7 @@ class AdvantageSettings(Section):
         raise NotImplementedError
 
 
-class GroupArgs(Args):
+class GroupArgs(Section):
     unbiased_std: bool = Field(True, description="Divide by G - 1 in the standard deviation; false: by G.")
     eps: PositiveFloat = Field(_STD_EPS, description="Added to the standard deviation.")
 
@@ -189,7 +189,7 @@ class MaxRlAdvantage(AdvantageSettings):
         return lambda reward: (reward - mean) / mean if mean > 0.0 else 0.0
 
 
-class PassKArgs(Args):
+class PassKArgs(Section):
     k: PositiveInt = Field(4, description="The k of pass@k, at most rollout.group_size.")
 
 

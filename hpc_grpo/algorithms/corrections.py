@@ -14,7 +14,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from hpc_grpo.algorithms.terms import MAX_LOG_RATIO, LossInputs, sequence_mean, sequence_sum
 from hpc_grpo.registry import CORRECTIONS
-from hpc_grpo.section import Args, ByName, PathText, Section
+from hpc_grpo.section import ByName, PathText, Section
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,7 +73,7 @@ class NoCorrection(CorrectionSettings):
         return Weights(weights, weights < 0.0)
 
 
-class CapArgs(Args):
+class CapArgs(Section):
     cap: PositiveFloat = Field(2.0, description="Largest weight of a token, or of a sequence.")
 
 
@@ -110,7 +110,7 @@ _Low = Annotated[NonNegativeFloat, Field(description="Smallest weight that is no
 _Cap = Annotated[PositiveFloat, Field(description="Largest weight that is not masked.")]
 
 
-class _Bounds(Args):
+class _Bounds(Section):
     low: _Low
     cap: _Cap
 
@@ -136,7 +136,7 @@ class SequenceMaskArgs(_Bounds):
     cap: _Cap = 3.0
 
 
-class M2poArgs(Args):
+class M2poArgs(Section):
     cap: PositiveFloat = Field(0.04, description="Largest mean of (log weight)^2 over the tokens that are not masked.")
 
 

@@ -15,7 +15,7 @@ from hpc_grpo.algorithms.advantages import Advantage, GroupAdvantage
 from hpc_grpo.algorithms.corrections import Correction, IcePop, IcePopArgs, Truncated
 from hpc_grpo.algorithms.terms import LossInputs, LossOutput, kl_k3, ratio_metrics, sequence_ratios, token_ratios
 from hpc_grpo.registry import LOSSES
-from hpc_grpo.section import Args, ByName, PathText, Section, as_section
+from hpc_grpo.section import ByName, PathText, Section, as_section
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -149,7 +149,7 @@ class LossSettings(Section):
         return completed
 
 
-class ClippedArgs(Args):
+class ClippedArgs(Section):
     dual_clip: PositiveFloat | None = Field(
         None, gt=1.0, description="Largest ratio that counts for a negative advantage, such as 3. Default: no limit."
     )
@@ -292,7 +292,7 @@ class CispoLoss(LossSettings):
         return LossOutput(policy, ratio_metrics(ratio, clipped != ratio))
 
 
-class SapoArgs(Args):
+class SapoArgs(Section):
     temperature_positive: PositiveFloat = Field(1.0, description="Temperature of the gate for a positive advantage.")
     temperature_negative: PositiveFloat = Field(1.05, description="Temperature of the gate for a negative advantage.")
 
@@ -327,7 +327,7 @@ def _covariances(inputs: LossInputs, mean_logprob: Tensor, mean_advantage: Tenso
     return (inputs.proximal_logprobs - mean_logprob) * (inputs.advantages - mean_advantage)
 
 
-class KlCovArgs(Args):
+class KlCovArgs(Section):
     fraction: float = Field(2e-4, gt=0.0, le=1.0, description="Share of the tokens that get the KL penalty.")
     kl_coef: NonNegativeFloat = Field(1.0, description="Weight of this KL penalty, to the proximal policy.")
 

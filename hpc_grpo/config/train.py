@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
 from typing_extensions import TypedDict  # pydantic refuses `typing.TypedDict` before Python 3.12
 
-from hpc_grpo.section import Args, ByName, Fraction, PathText, Section, as_section
+from hpc_grpo.section import ByName, Fraction, PathText, Section, as_section
 
 _Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -115,7 +115,7 @@ class LoraConfig(Section):
         return targets
 
 
-class PpoArgs(Args):
+class PpoArgs(Section):
     critic: PathText | None = Field(
         None, description="Folder of an exported critic to start from. Default: model.path with a value head of zeros."
     )
@@ -127,11 +127,11 @@ class PpoArgs(Args):
     )
 
 
-class SftArgs(Args):
+class SftArgs(Section):
     batch_size: PositiveInt = Field(32, description="Demonstrations of a step.")
 
 
-class DistillArgs(Args):
+class DistillArgs(Section):
     teacher: PathText | None = Field(
         None, description="Teacher to learn from: a Hugging Face model with the tokenizer of model.path."
     )

@@ -19,9 +19,10 @@ from hpc_grpo.metrics.record import REWARD
 from hpc_grpo.report.page import names_of
 from hpc_grpo.report.samples import EVAL_FILES
 from hpc_grpo.run.files import read_jsonl
-from hpc_grpo.run.frozen_config import flat, read_config
+from hpc_grpo.run.frozen_config import flat, read_config, read_inputs
 from hpc_grpo.run.paths import RunDir, step_dirs
 from hpc_grpo.run.progress import read_metrics
+from hpc_grpo.run.source import functions_of
 from hpc_grpo.system.readable import UNKNOWN, one_line, table
 
 _WIDTH = 40
@@ -33,9 +34,10 @@ _MAY_DIFFER = ("launch.", "metrics.", "run.seed")
 class Comparison:
     """Several runs side by side; tuples are in the order of `runs`.
 
-    `config` has the keys whose values differ. `results` has the metrics of each run's newest eval, with the bounds of
-    their 95% intervals, and its last reward; NaN for a missing metric. `differences` has, for `B - A`, the difference
-    of run B from the first run, A, on the same eval prompts. `notes` list pairs that cannot be compared, and why.
+    `config` has the keys whose values differ, and files of functions. `results` has the metrics of each run's newest
+    eval, with the bounds of their 95% intervals, and its last reward; NaN for a missing metric. `differences` has, for
+    `B - A`, the difference of run B from the first run, A, on the same eval prompts. `notes` list pairs that cannot be
+    compared, and why.
     """
 
     runs: tuple[str, ...]
@@ -90,16 +92,19 @@ def compare_runs(runs: Sequence[RunDir]) -> Comparison:
     return Comparison(
         runs=tuple(names),
         steps=tuple(max(lines) for lines in metrics),
-        config=_differing(configs),
+        config=_differing(runs, configs),
         results={name: tuple(each.get(name, math.nan) for each in last) for name in sorted(set().union(*last))},
         differences=differences,
         notes=tuple(notes),
     )
 
 
-def _differing(configs: Sequence[Config]) -> dict[str, tuple[Any, ...]]:
-    """Return the keys whose values differ, besides name and folder, with the value of each config."""
+def _differing(runs: Sequence[RunDir], configs: Sequence[Config]) -> dict[str, tuple[Any, ...]]:
+    """Return the keys whose values differ, besides name and folder, and the files of functions that differ."""
     keys = [flat(config.model_dump(mode="json")) for config in configs]
+    for own, run, config in zip(keys, runs, configs, strict=True):
+        files = read_inputs(run).fingerprints
+        own |= {f"{key}: {file}": digest for key in functions_of(config) for file, digest in files.get(key, {}).items()}
     every = sorted(set[str]().union(*keys) - {"run.name", "run.root"})
     values = {key: tuple(own.get(key) for own in keys) for key in every}
     return {key: own for key, own in values.items() if any(each != own[0] for each in own)}
@@ -179,7 +184,7 @@ class SweepResults:
 
 def sweep_results(runs: Sequence[RunDir]) -> SweepResults:
     """Return the results of runs by cell, in the order of the runs."""
-    found = _differing([read_config(run) for run in runs])
+    found = _differing(runs, [read_config(run) for run in runs])
     differing = {key: values for key, values in found.items() if not key.startswith(_MAY_DIFFER)}
     cells: dict[str, list[int]] = {}
     for at in range(len(runs)):

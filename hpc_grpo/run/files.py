@@ -87,10 +87,8 @@ def read_record(path: Path, parse: Callable[[dict[str, Any]], T]) -> T | None:
     `parse` may raise ValueError, TypeError, KeyError or AttributeError for values of another format: the record counts
     as damaged. Raises OSError for a file that cannot be read.
     """
-    for candidate in (path, copy_path(path)):
-        if (found := _parsed(candidate, parse)) is not None:
-            return found
-    return None
+    found = (_parsed(candidate, parse) for candidate in (path, copy_path(path)))
+    return next((record for record in found if record is not None), None)
 
 
 def from_known(record: Callable[..., T]) -> Callable[[dict[str, Any]], T]:

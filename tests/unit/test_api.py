@@ -19,6 +19,7 @@ from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.freeze import freeze
 from hpc_grpo.launch.place.job_queue import JobRequest
 from hpc_grpo.run.chain import ChainRecord, write_chain
+from hpc_grpo.run.frozen_config import take_inputs
 from hpc_grpo.run.paths import RunDir
 from tests.support.command import call
 from tests.support.places import FakeQueue
@@ -170,6 +171,16 @@ def test_evals_before_a_change_of_eval_num_samples_are_compared_as_they_were_sam
     write_run("third", *overrides, solved=(True, False), num_samples=3)
     write_run("fourth", *overrides, solved=(True, True), num_samples=3)
     assert hpc_grpo.compare(["third", "fourth"]).differences["fourth - third"]["eval/pass@1"] == 0.5
+
+
+def test_a_reward_whose_file_changed_between_two_runs_is_a_difference(folder: Path) -> None:
+    (folder / "scores.py").write_text("def own(completions, **columns): return [0.2 for _ in completions]")
+    runs = [write_run(name, "rewards=[{name: scores.py:own}]") for name in ("third", "fourth")]
+    assert hpc_grpo.compare(["third", "fourth"]).config == {}
+    for run, digest in zip(runs, ("sha256 a", "sha256 b"), strict=True):
+        take_inputs(run, {"rewards.0.name": {"scores.py": digest}, "data.train.path": {"rows.jsonl": digest}})
+    found = hpc_grpo.compare(["third", "fourth"])
+    assert found.config == {"rewards.0.name: scores.py": ("sha256 a", "sha256 b")}
 
 
 def test_a_run_is_not_compared_with_itself(folder: Path) -> None:
