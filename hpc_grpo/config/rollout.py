@@ -93,7 +93,7 @@ Environment = Annotated[EnvironmentConfig, BeforeValidator(as_section)]
 
 
 class RewardConfig(Section):
-    name: PathText = Field(description="A reward of rewards/builtin, or module:function.")
+    name: PathText = Field(description="A reward of rewards/builtin, or yours: path/to/file.py:function.")
     weight: float = Field(1.0, description="Factor of this reward in the sum.")
     timeout_s: PositiveFloat = Field(
         10.0, description="Deadline in seconds for a group. For a built-in that calls no server: for a completion."

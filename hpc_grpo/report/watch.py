@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_grpo.metrics.record import REWARD, played
+from hpc_grpo.metrics.record import PASS_AT_1, REWARD, played
 from hpc_grpo.report.samples import asked
 from hpc_grpo.report.status import SILENT_S, RunRecords, RunSummary, is_over, read_records, summarize
 from hpc_grpo.run.files import read_jsonl_from
@@ -119,8 +119,9 @@ def watch_plainly(run: RunDir, sleep: Callable[[float], None] = time.sleep) -> I
 
 
 def measured(values: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the name and the key of the run's main metric."""
-    return ("reward", REWARD) if REWARD in values else ("loss", "loss/policy")
+    """Return the name and the key of the run's main metric. Before the first step only evals have one."""
+    loss = ("loss", "loss/policy")
+    return next((each for each in (("reward", REWARD), loss, ("pass@1", PASS_AT_1)) if each[1] in values), loss)
 
 
 def seconds(value: float | None) -> str:

@@ -102,6 +102,8 @@ def test_the_last_steps_are_lines_of_text(built: RunBuilder) -> None:
     shown = snapshot(built.run).steps
     assert len(shown) == 20
     assert step_line(shown[-1]) == "step 20  reward 2.000  tokens/s 2.8k  took 3.4 s"
+    only_eval = {"step": 0, "eval/pass@1": 0.25, "time/step_s": 9.0}
+    assert step_line(only_eval) == "step 0  pass@1 0.250  tokens/s -  took 9.0 s"
 
 
 def test_a_pipe_gets_every_step_and_every_new_headline_once(built: RunBuilder) -> None:
