@@ -327,7 +327,7 @@ function showDetail(prompt, of) {
   const sorted = (answers) => [...answers].sort((one, other) => (other.reward ?? 0) - (one.reward ?? 0));
   byId("detail").replaceChildren(make("h3", {}, prompt.asked || "(empty prompt)"),
     ...prompt.images.map((image, index) => make("img", { src: `data:image/jpeg;base64,${image}`, alt: `Image ${index + 1} of the prompt` })),
-    make("details", {}, make("summary", {}, `answer ${prompt.answer ?? "not on record"} · ${prompt.source} · the prompt as the model saw it`), make("pre", {}, prompt.prompt)),
+    make("details", {}, make("summary", {}, `${prompt.answer == null ? "" : `answer ${prompt.answer} · `}${prompt.source} · the prompt as the model saw it`), make("pre", {}, prompt.prompt)),
     make("div", { class: of ? "columns" : "columns wide" }, of
       ? prompt.evals.map((answers, index) => make("div", {}, make("h4", {}, `step ${of.steps[index]} `, marks(answers)), answers.map(completion)))
       : sorted(prompt.answers).map(completion)));
@@ -350,7 +350,7 @@ function showRuns() {
     box.onchange = () => { view.compared[box.checked ? "add" : "delete"](run.name); renew(); };
     const name = make("button", { class: "plain", "data-of": `name ${run.name}`, act: () => { Object.assign(view, { focus: run.name, pinned: null, chosen: 0, of: "" }); view.compared.clear(); renew(); } }, run.name);
     return make("tr", { "aria-current": run.name === view.focus }, make("td", {}, box), make("td", {}, name), make("td", {}, make("span", { class: `kind ${moodOf(run.state)}` }, `${shapeOf(run.state)} ${run.state}`)),
-      make("td", { class: "number" }, progressOf(run)), make("td", { class: "number" }, gainOf(run)), make("td", { class: "number" }, run.eta_s == null ? "–" : FORMATS.seconds(run.eta_s)), make("td", {}, run.problem ?? run.slow_node ?? run.on_step ?? ""));
+      make("td", { class: "number" }, progressOf(run)), make("td", { class: "number" }, gainOf(run)), make("td", { class: "number" }, run.eta_s == null ? "–" : FORMATS.seconds(run.eta_s)), make("td", {}, make("div", { class: "clamp" }, run.problem ?? run.slow_node ?? run.on_step ?? "")));
   });
   byId("runs-table").replaceChildren(list.length ? table(`${counted(list.length, "run")}`, ["over", "run", "state", "step", "result", "left", "last problem"], rows) : make("p", { class: "soft" }, "No runs are in this folder yet."));
   if (held) byId("runs-table").querySelector(`[data-of="${CSS.escape(held)}"]`)?.focus();
