@@ -4,7 +4,7 @@ Waits for engines and graders. The loop calls `start_prompts` after each publish
 
 Prompts start and are taken in the order of their ordinals. So a checkpoint stores only the first ordinal not taken, and
 `ahead` with a curriculum. With `max_policy_lag` = k, rollouts of step s may start once the published version is at
-least s·M - k (s counts from 0, M is the number of optimizer steps in a step). k = 0 is strictly on-policy. The next
+least s·M - k (s counts from 0, M is the number of optimizer steps in a step). k = 0 is synchronous. The next
 group replaces a dropped group. So a group is trained in its own step or an earlier step, and never exceeds the bound.
 """
 

@@ -127,7 +127,7 @@ def _wait(job: subprocess.Popen[bytes], folder: AttemptFolder, spec: dict[str, A
 
 
 def _why(folder: AttemptFolder, run: RunDir, code: int) -> str:
-    """Return why the job ended, in one line: from the run's record, or the last error that the job printed."""
+    """Return why the job ended, in one line: the run's record, else the last printed error, else its end."""
     began = folder.runner.stat().st_mtime
     recorded = [record.why for record in read_attempts(run) if record.why and record.started_at > began]
     if recorded:

@@ -41,7 +41,7 @@ _NVIDIA_SMI_S = 7.0
 
 
 def main() -> None:
-    """Run one visit over stdin and stdout. No order is obeyed if the controller disconnects in the middle."""
+    """Run one visit over stdin and stdout. Obeys no order if the controller leaves before its line is complete."""
     request = Request(**json.loads(sys.stdin.buffer.readline()))
     if request.protocol != PROTOCOL:
         problem = f"this VM's hpc-grpo speaks protocol {PROTOCOL}, the controller {request.protocol}"

@@ -112,7 +112,7 @@ def counterpart(key: str, value: Any) -> str:
 def _said(rows: Sequence[Row], name: str, key: str, value: Any) -> str:
     """Return which of our keys their key `name` sets, or why it sets none; "" if neither is known.
 
-    `key` is what the user wrote. If only its last part matches `name`, no reason is returned: `key` may be another key.
+    `key` is what the user wrote. Gives a reason only if `name` has no dot, or ends with `key`.
     """
     if isinstance(value, list):
         return ""

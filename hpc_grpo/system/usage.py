@@ -39,7 +39,7 @@ class Usage:
 
 
 class Meter:
-    """Measures a process, with all its children, from one reading to the next. The first reading counts from its start.
+    """Measures a process, with all its children, from one reading to the next. The first covers the process's life.
 
     It reads the process id only in `read`, so a meter inherited over a fork measures the child.
     """

@@ -150,7 +150,7 @@ def _take_away(path: Path) -> None:
 
 
 def _replace_torn(path: Path, folder: int) -> None:
-    """Remove a shared folder that lost its lock, and maybe more, to a cleaner. Raises LaunchError if it is in use."""
+    """Remove a shared folder whose lock file a cleaner deleted. Raises LaunchError if the folder is in use."""
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)  # only one of several agents does this
     except BlockingIOError:

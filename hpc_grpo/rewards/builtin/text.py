@@ -109,7 +109,7 @@ def keyword_match(group: Group, settings: KeywordMatchSettings) -> Iterator[floa
     flags = 0 if settings.case_sensitive else re.IGNORECASE
     values = wanted.split(",") if isinstance(wanted, str) else wanted or []
     keywords = [keyword for value in values if (keyword := str(value).strip())]
-    # A whole word or phrase: in Markdown's italics too, and across lines.
+    # Match whole words, also in Markdown's _italics_ and across lines.
     phrases = [r"\s+".join(map(re.escape, keyword.split())) for keyword in keywords]
     patterns = [re.compile(rf"(?<!\w)_{{0,2}}{phrase}_{{0,2}}(?!\w)", flags) for phrase in phrases]
     for completion in group.completions:
