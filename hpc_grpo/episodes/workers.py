@@ -176,7 +176,7 @@ class _Process:
         return number
 
     def kill(self, how: str, guilty: Collection[int] = ()) -> None:
-        """Kill the process. The `guilty` calls fail; the sessions of other calls are lost."""
+        """Kill the process. The `guilty` calls fail; without any, the running call is suspect. Others are lost."""
         if self.end is not None:
             return
         self.end = how
@@ -255,6 +255,7 @@ class _Process:
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Read answers until the process ends."""
+        guilty = [-1]  # no call: a write to a process that has ended discards answers, and any call may have one
         with contextlib.suppress(ConnectionError, ValueError):  # ValueError: a line beyond the limit
             while line := await reader.readline():
                 self._last_sign, said = self._clock(), json.loads(line)
@@ -269,10 +270,11 @@ class _Process:
                     call.answer.set_exception(EnvironmentFailedError(f"{call.method} {failure}"))
                 else:
                     call.answer.set_result(Answer(**said))
+            guilty = []
         if self.end is None:
             kill_group(self._process.pid)  # it may have closed only the socket
             code = await asyncio.to_thread(self._process.wait)
-            self.kill(f"ended (exit code {code})" if code >= 0 else f"ended (killed by {signal_name(-code)})")
+            self.kill(f"ended (exit code {code})" if code >= 0 else f"ended (killed by {signal_name(-code)})", guilty)
 
     def _show_output(self) -> None:
         """Pass on the process's output, up to a limit: no flood fills a disk or blocks the process."""

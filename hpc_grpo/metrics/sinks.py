@@ -125,8 +125,6 @@ class JsonlSink:
 
 
 class ConsoleSink:
-    """Prints a line for each step, on a terminal as in a job's log. `hpc-grpo watch` shows a run live."""
-
     def write(self, record: StepRecord) -> None:
         print(plain_line(record), flush=True)
 
