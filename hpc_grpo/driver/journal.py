@@ -29,7 +29,7 @@ from hpc_grpo.run.contract import ATTEMPT_VARIABLE
 from hpc_grpo.run.files import when_there_is_space, write_atomic
 from hpc_grpo.run.ledger import Ledger
 from hpc_grpo.run.paths import RunDir, step_dirs
-from hpc_grpo.run.progress import Phase, RunState, read_metrics, write_state
+from hpc_grpo.run.progress import Phase, RunState, read_metrics, read_state, write_state
 from hpc_grpo.run.pulse import PULSE
 
 _NOTED_EVERY_S = 5.0
@@ -44,8 +44,8 @@ class Journal:
         self, config: Config, run_dir: RunDir, length: TrainLength, times: StepTimes, timer: StepTimer
     ) -> None:
         self._run_dir, self._length, self._step_times = run_dir, length, times
-        last = next(reversed(read_metrics(run_dir.metrics).values()), {})
-        self._metrics: Mapping[str, float] = {name: last[name] for name in (REWARD,) if name in last}
+        last = read_state(run_dir)
+        self._metrics: Mapping[str, float] = {} if last is None or last.reward is None else {REWARD: last.reward}
         self._recent: deque[Mapping[str, float]] = deque(maxlen=_RECENT_STEPS)
         self._state: RunState | None = None
         self._published_at = 0.0
